@@ -1,0 +1,50 @@
+# The targets that people and CI use. `make` alone lists them.
+
+GO      ?= go
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+COMMIT  ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+LDFLAGS  = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+# More arguments for go test, as in: make test TESTFLAGS='-run Takeover -v'
+TESTFLAGS ?=
+
+need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on the PATH; next step: install Go 1.26 or later" >&2; exit 1; }; \
+	v=$$($(GO) env GOVERSION) || exit 1; minor=$${v\#go1.}; minor=$${minor%%[!0-9]*}; \
+	[ "$${minor:-0}" -ge 26 ] || { echo "make: FAILED: $$v is too old; next step: install Go 1.26 or later" >&2; exit 1; }
+
+.DEFAULT_GOAL := help
+.PHONY: help build test test-unit testbed demo lint clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+build: ## build bin/billing
+	@$(need_go)
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/billing ./cmd/billing
+
+test: ## all tests; the integration tests get their servers from scripts/testbed
+	@$(need_go)
+	$(GO) vet ./...
+	@$(MAKE) --no-print-directory test-unit
+	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
+	$(GO) test -count=1 -timeout 25m -p 1 $(TESTFLAGS) ./test/...
+
+test-unit: ## the tests that need no Docker
+	@$(need_go)
+	@packages=$$($(GO) list ./... | grep -v '/test/') && set -x && $(GO) test -timeout 25m $(TESTFLAGS) $$packages
+
+testbed: ## only make the test servers' engine and images ready
+	@scripts/testbed
+
+demo: ## see the service at work, without Docker
+	@$(need_go)
+	@scripts/demo $(ARGS)
+
+lint: ## gofmt, go vet, and golangci-lint where it is installed
+	@$(need_go)
+	@files=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')) && \
+	if [ -n "$$files" ]; then echo "make: FAILED: not formatted (next step: gofmt -w):" >&2; echo "$$files" >&2; exit 1; fi
+	$(GO) vet ./...
+	@if command -v golangci-lint >/dev/null; then golangci-lint run ./...; else echo "golangci-lint is not installed: skipped"; fi
+
+clean: ## remove what make build has built (scripts/testbed clean removes the test images)
+	rm -rf bin
