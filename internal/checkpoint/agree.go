@@ -1,0 +1,162 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// agree is S2's judgement: which D the lane goes on from, or why it must not.
+// It changes nothing anywhere.
+func (s *Session) agree(ctx context.Context, r *Read) (Decision, error) {
+	job, lane := s.job, s.lane
+	s.topicID = r.TopicID
+	s.prefix = lanePrefix(OwnerPrefix(job.Name, job.Set), r.TopicID, lane.Partition)
+
+	d, err := s.choose(ctx, r)
+	if err != nil {
+		return Decision{}, err
+	}
+	if d.Seq == 0 && d.Incarnation == 0 {
+		return d, nil // a first start: made from r, nothing to compare
+	}
+
+	refuse := func(reason, next, wrong string, args ...any) error {
+		return &Refusal{Scope: EndsProcess, Reason: reason, What: lane.String(), Wrong: fmt.Sprintf(wrong, args...), Next: next}
+	}
+	switch {
+	case d.Job != job.Name || d.Topic != lane.Topic || d.Partition != lane.Partition:
+		return Decision{}, refuse(ReasonFingerprint, "use another job name",
+			"the decision belongs to job %q, lane %s/%d", d.Job, d.Topic, d.Partition)
+	case d.TopicID != r.TopicID:
+		return Decision{}, refuse(ReasonTopicRecreated, "a recreated topic needs a new job name and new databases; the old tables stay as they are",
+			"topic %s now has the id %s, the lane was written with %s: it was deleted and created again", lane.Topic, r.TopicID, d.TopicID)
+	case d.Partitions != r.Partitions:
+		return Decision{}, refuse(ReasonPartitionsChanged, "drain, write to a new topic with the new count, and start a new job on it",
+			"topic %s now has %d partitions, the lane was written with %d: keys have moved between lanes, and with them the ids to compare with", lane.Topic, r.Partitions, d.Partitions)
+	case d.Shards != len(job.Shards):
+		return Decision{}, refuse(ReasonShardsChanged, "restore the list of shards",
+			"%d shards are configured, the lane was written with %d", len(job.Shards), d.Shards)
+	case d.Fingerprint != job.Fingerprint:
+		return Decision{}, refuse(ReasonFingerprint, "give this deployment another job name, or restore aggregate.window, message.type_prefix and the databases that the job was started with",
+			"the lane was written with another set of shards, window or type prefix (fingerprint %s, here %s): another deployment uses this job's name, or the configuration was changed", d.Fingerprint, job.Fingerprint)
+	}
+
+	stop := func(reason, next, wrong string, args ...any) error {
+		return &Refusal{Reason: reason, What: lane.String(), Wrong: fmt.Sprintf(wrong, args...), Next: next}
+	}
+	switch {
+	case d.Next < r.LogStart:
+		return Decision{}, stop(ReasonUnreadDeleted, "find the deleted messages elsewhere and send them again; see the runbook",
+			"the next message to bill is at offset %d, but the partition begins at %d: %d offsets were deleted unread", d.Next, r.LogStart, r.LogStart-d.Next)
+	case d.Next > r.LogEnd:
+		return Decision{}, stop(ReasonOffsetBeyondEnd, "wait for the partition's leader to recover; if messages were lost by an unclean election, see the runbook",
+			"the next message to bill is at offset %d, but the partition ends at %d: Kafka has lost messages that were billed", d.Next, r.LogEnd)
+	case d.Count > 0 && d.OldestLive < r.StateStart:
+		return Decision{}, stop(ReasonStateDeleted, s.damagedNext(),
+			"the dedup state begins at offset %d of %s.state, but the partition begins at %d", d.OldestLive, job.Name, r.StateStart)
+	}
+	return d, nil
+}
+
+// choose picks the D to judge, or makes the one of a first start. Equal copies
+// are the rule; each other case is named.
+func (s *Session) choose(ctx context.Context, r *Read) (Decision, error) {
+	lane := s.lane
+	parse := func(text, where string) (Decision, error) {
+		d, err := ParseDecision(text)
+		if errors.Is(err, ErrDecisionVersion) {
+			return d, &Refusal{Scope: EndsProcess, Reason: ReasonDecisionVersion, What: lane.String(),
+				Wrong: "the decision in " + where + " was written by a newer build", Next: "run the newer build", Err: err}
+		}
+		return d, err
+	}
+
+	switch {
+	case !r.HasOffset && r.Record == "":
+		return s.firstStart(ctx, r)
+
+	case !r.HasOffset:
+		// The group's offset expired while the group was idle; the topic's D
+		// stands, and the takeover stores its offset again. A recreated topic
+		// loses its offsets too: agree compares the topic's id.
+		d, err := parse(r.Record, s.job.Name+".decision")
+		if err != nil {
+			return d, s.unequal(r, err)
+		}
+		if f := s.job.Listener.Net; f != nil {
+			f(lane, "offset-expired", fmt.Errorf("the group's offset is gone, offset %d of the decision is stored again", d.Next))
+		}
+		return d, nil
+	}
+
+	d, err := parse(r.Metadata, "the group's offset")
+	var refused *Refusal
+	if errors.As(err, &refused) {
+		return d, err
+	}
+	if err != nil || d.Next != r.Offset {
+		// Only the service commits offsets with a D: somebody else set this one.
+		if s.job.Accept == nil || !s.job.Accept(ReasonOffsetReset, lane.String()) {
+			return d, &Refusal{Reason: ReasonOffsetReset, What: lane.String(),
+				Wrong: fmt.Sprintf("the group's offset %d was not stored by this service: an administrator has set it", r.Offset),
+				Next:  fmt.Sprintf("to go on from the lane's own decision and drop that offset: --accept %s:%s", ReasonOffsetReset, lane), Err: err}
+		}
+		if d, err = parse(r.Record, s.job.Name+".decision"); err != nil {
+			return d, s.unequal(r, err)
+		}
+		return d, nil
+	}
+	if r.Record != r.Metadata {
+		return d, s.unequal(r, nil)
+	}
+	return d, nil
+}
+
+func (s *Session) unequal(r *Read, err error) error {
+	var refused *Refusal
+	if errors.As(err, &refused) {
+		return err
+	}
+	return &Refusal{Reason: ReasonDecisionsUnequal, What: s.lane.String(),
+		Wrong: fmt.Sprintf("the two copies of the decision differ: the group's offset says %q, %s.decision says %q", r.Metadata, s.job.Name, r.Record),
+		Next:  "find out which of the two was changed or lost (a restored or recreated topic, a deleted group); see the runbook", Err: err}
+}
+
+// firstStart makes the D before all: seq 0, incarnation 0, the log's start. It
+// must be wanted, and no shard may know the lane.
+func (s *Session) firstStart(ctx context.Context, r *Read) (Decision, error) {
+	job, lane := s.job, s.lane
+	if r.StateStart < r.StateEnd {
+		return Decision{}, &Refusal{Reason: ReasonLaneKnown, What: lane.String(),
+			Wrong: fmt.Sprintf("neither the group nor %s.decision knows the lane, but %s.state has offsets %d to %d of it", job.Name, job.Name, r.StateStart, r.StateEnd),
+			Next:  fmt.Sprintf("restore topic %s.decision; see the runbook", job.Name)}
+	}
+	err := job.eachShard(false, func(_ int, shard Shard) error {
+		row, ok, err := shard.LaneRow(ctx, lane)
+		if err != nil {
+			return fmt.Errorf("shard %s: read the lane's row: %w", shard.Name(), err)
+		}
+		if ok {
+			return &Refusal{Reason: ReasonLaneKnown, What: lane.String(),
+				Wrong: fmt.Sprintf("Kafka knows nothing of the lane, but shard %s has its epochs up to %d (next offset %d): the group's offsets and topic %s.decision were lost", shard.Name(), row.Seq, row.Next, job.Name),
+				Next:  "restore them; starting again would bill every message twice; see the runbook"}
+		}
+		return nil
+	})
+	if err != nil {
+		return Decision{}, err
+	}
+	if !job.FirstStart {
+		return Decision{}, &Refusal{Reason: ReasonFirstStart, What: lane.String(),
+			Wrong: "neither Kafka nor MySQL knows the lane, and first_start is off",
+			Next:  "if this job is new, set first_start: true; if not, the group's offsets and topic " + job.Name + ".decision were lost: restore them"}
+	}
+	return Decision{
+		Version: decisionVersion, Job: job.Name,
+		Topic: lane.Topic, TopicID: r.TopicID, Partition: lane.Partition, Partitions: r.Partitions,
+		Shards: len(job.Shards), Fingerprint: job.Fingerprint,
+		Next: r.LogStart, LeaderEpoch: -1,
+		StateFrom: r.StateEnd, StateNext: r.StateEnd, OldestLive: r.StateEnd,
+	}, nil
+}

@@ -1,0 +1,136 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+)
+
+// Job is what all lanes of a job share. It is read-only once lanes run.
+type Job struct {
+	Name        string
+	Topic       string
+	Set         UUID   // random id of the set of shards
+	Fingerprint string // see Fingerprint
+	Build       string // goes into D
+	FirstStart  bool   // a lane may start where Kafka and MySQL both know nothing of it
+
+	Kafka  Kafka
+	Shards []Shard // by shard number
+	Limits Limits
+
+	// Accept reports whether the operator accepted a refusal by name; nil
+	// accepts nothing.
+	Accept func(reason, what string) bool
+
+	Listener Listener
+
+	counts sync.Map // Lane -> GTRID that this process will count, see Session.xaCommit
+}
+
+// Limits bound every wait of the protocol: who waits for ever is a stuck
+// pipeline. All are positive.
+type Limits struct {
+	Fence       time.Duration // S1: markers of the last transaction, a coordinator's move
+	Read        time.Duration // S2: a foreign open transaction, an unstable offset
+	Restore     time.Duration // S5, without progress
+	Transaction time.Duration // the producer's transaction time-out; C4 and C5 get two thirds of it
+	End         time.Duration // C7: beyond it the outcome is unknown
+	Prepare     time.Duration // C3 on one shard
+	Settle      time.Duration // S4: a shard that does not answer; then S0
+	LookAgain   time.Duration // a branch that is neither listed nor a row
+	PhaseTwo    time.Duration // C8: a shard that does not answer; then S0
+	Sweep       time.Duration // between two sweeps
+	Cleanup     time.Duration // C9: rolling back what was never decided
+	Trim        time.Duration
+}
+
+// DefaultLimits are the bounds that the service runs with. Transaction is the
+// configuration's.
+func DefaultLimits(transaction time.Duration) Limits {
+	return Limits{
+		Fence:       30 * time.Second,
+		Read:        30 * time.Second,
+		Restore:     60 * time.Second,
+		Transaction: transaction,
+		End:         10 * time.Second,
+		Prepare:     60 * time.Second,
+		Settle:      30 * time.Second,
+		LookAgain:   5 * time.Second,
+		PhaseTwo:    60 * time.Second,
+		Sweep:       2 * time.Second,
+		Cleanup:     3 * time.Second,
+		Trim:        5 * time.Second,
+	}
+}
+
+// Listener receives the protocol's events; nil functions are not called. They
+// must return at once and may be called from several goroutines.
+type Listener struct {
+	// TakenOver: S3 is known committed. d is the decision as found.
+	TakenOver func(lane Lane, d Decision)
+	// Settled: S4 ended on one shard; branches that it committed and rolled back.
+	Settled func(lane Lane, shard string, committed, rolledBack []GTRID)
+	// Restored: S5 ended.
+	Restored func(lane Lane, d Decision, chunks int, took time.Duration)
+	// Phase: a phase of a checkpoint ended: "prepare", "decide", "commit".
+	Phase func(lane Lane, phase string, took time.Duration)
+	// Committed: an epoch is committed on every shard and this process is the
+	// one that counts it. recovered: a recovery finished it.
+	Committed func(lane Lane, d Decision, c Counts, recovered bool)
+	// Moved: an idle lane's offset followed a tail without records.
+	Moved func(lane Lane, d Decision)
+	// Waiting: a shard or a broker does not do what it is asked to, and is
+	// asked again.
+	Waiting func(lane Lane, step, what string, err error)
+	// Net: a net decided that should never decide (see docs/protocol.md).
+	Net func(lane Lane, net string, err error)
+}
+
+// ErrSuperseded says that another member has taken the lane over.
+var ErrSuperseded = errors.New("superseded: another instance has taken the lane over")
+
+// ErrNotAssigned says that the lane is not this member's, or that its
+// heartbeats are not fresh (S0).
+var ErrNotAssigned = errors.New("lane not assigned to this instance")
+
+// eachShard runs fn for every shard side by side and waits for all. inTurn
+// runs shard 0 first, alone: only for fail points between shards.
+func (j *Job) eachShard(inTurn bool, fn func(i int, shard Shard) error) error {
+	errs := make([]error, len(j.Shards))
+	run := func(i int) {
+		defer guard(&errs[i])
+		errs[i] = fn(i, j.Shards[i])
+	}
+	var wg sync.WaitGroup
+	for i := range j.Shards {
+		if inTurn && i == 0 {
+			run(i)
+			continue
+		}
+		wg.Go(func() { run(i) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}
+
+// backoff is the wait before try n (from 0): 20 ms doubling to 1 s, with jitter,
+// so that lanes that failed together do not come back together.
+func backoff(n int) time.Duration {
+	d := min(20*time.Millisecond<<min(n, 10), time.Second)
+	return d/2 + rand.N(d/2+1)
+}

@@ -1,0 +1,66 @@
+package checkpoint
+
+import "fmt"
+
+// Scope says what a Refusal stops.
+type Scope int
+
+const (
+	// StopsLane: one lane stops, the others go on, health names it, and it
+	// looks again every minute, so that a repair needs no restart.
+	StopsLane Scope = iota
+	// EndsProcess: the process ends with exit code 3.
+	EndsProcess
+)
+
+// Refusal is a state in which going on could lose or double money. Its message
+// is for the operator and names the next step.
+type Refusal struct {
+	Scope  Scope
+	Reason string // one stable word of the closed list below
+	What   string // the lane ("topic/3") or the shard's name
+	Wrong  string // what was found, what was expected
+	Next   string // what to do
+	Err    error  // the cause, if any
+}
+
+func (r *Refusal) Error() string {
+	s := fmt.Sprintf("refused (%s) %s: %s. Next step: %s", r.Reason, r.What, r.Wrong, r.Next)
+	if r.Err != nil {
+		s += ": " + r.Err.Error()
+	}
+	return s
+}
+
+func (r *Refusal) Unwrap() error { return r.Err }
+
+// Reasons of refusals: the words of logs, health, --accept and the runbook.
+const (
+	ReasonPartitionsChanged  = "partitions-changed"  // input's partition count is not D's
+	ReasonTopicRecreated     = "topic-recreated"     // input's topic id is not D's
+	ReasonFingerprint        = "fingerprint"         // shard set, window or prefix is not D's
+	ReasonShardsChanged      = "shards-changed"      // number or order of shards is not the recorded one
+	ReasonBrokerFeature      = "broker-feature"      // transaction.version below 2
+	ReasonTransactionTimeout = "transaction-timeout" // larger than the broker allows
+	ReasonTopicMissing       = "topic-missing"       // input, decision or state topic
+	ReasonTopicConfig        = "topic-config"        // decision or state topic with another policy or partition count
+	ReasonShardUnfit         = "shard-unfit"         // no usable XA, not durable, wrong product or version
+	ReasonShardReadOnly      = "shard-read-only"     // read_only or super_read_only
+	ReasonServerChanged      = "server-changed"      // another server than recorded
+	ReasonMigrationsPending  = "migrations-pending"  // schema older or newer than this build
+	ReasonDecisionVersion    = "decision-version"    // a newer build wrote D
+	ReasonChunkVersion       = "chunk-version"       // a newer build wrote a state chunk
+	ReasonFirstStart         = "first-start"         // nothing known, and not allowed to start
+	ReasonLaneKnown          = "lane-known"          // Kafka knows nothing of the lane, a shard does
+	ReasonOffsetReset        = "offset-reset"        // an offset without D
+	ReasonDecisionsUnequal   = "decisions-unequal"   // the two copies of D differ, twice
+	ReasonUnreadDeleted      = "unread-deleted"      // log start beyond the next offset
+	ReasonOffsetBeyondEnd    = "offset-beyond-end"   // next offset beyond the log's end
+	ReasonStateDeleted       = "state-deleted"       // log start of the state topic beyond the oldest live offset
+	ReasonStateDamaged       = "state-damaged"       // a chunk missing or wrong, count or checksum not D's
+	ReasonLostEpoch          = "lost-epoch"          // a shard has lost a committed epoch
+	ReasonShardAhead         = "shard-ahead"         // a lane's row is ahead of D: Kafka lost a decision
+	ReasonOldBranch          = "old-branch"          // a prepared branch of an epoch before D's: the shard came back older
+	ReasonInvariant          = "invariant"           // a broken invariant
+	ReasonOffsetOutOfRange   = "offset-out-of-range" // while running
+)

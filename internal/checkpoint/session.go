@@ -1,0 +1,210 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"billing/internal/failpoint"
+)
+
+// Session is a lane from its takeover to the first error or its revocation.
+// Open, Checkpoint, Advance and Close are called by one goroutine at a time;
+// Sweep may run beside them.
+type Session struct {
+	job      *Job
+	lane     Lane
+	assigned func() bool
+	owner    Owner
+	prefix   string // of the lane's gtrids
+	topicID  UUID
+
+	incarnation int64
+	decision    atomic.Pointer[Decision] // D: the last known committed
+	phase2      atomic.Bool              // C8 works on D's gtrid and is its only committer
+
+	epochNext int64           // where epoch D.Seq ended; D.Next may be larger on an idle lane
+	digests   [][]byte        // by shard: of the row of epoch D.Seq
+	index     map[int64]int64 // live bucket's end -> first offset of <job>.state with entries of it
+	ended     bool            // after an error: only Close
+}
+
+// Open starts a session: S0 to S5, the only way to start and the only way to
+// recover. It fills state. The caller does S6 with Decision's offset, and
+// closes the session. Open fails with
+//
+//   - a *Refusal: the lane or the process stops;
+//   - ErrNotAssigned or ErrSuperseded: the lane is somebody else's;
+//   - anything else: try again, from S0.
+func Open(ctx context.Context, job *Job, lane Lane, assigned func() bool, state State) (*Session, error) {
+	s := &Session{job: job, lane: lane, assigned: assigned, index: map[int64]int64{}, digests: make([][]byte, len(job.Shards))}
+	if err := s.open(ctx, state); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// open is S0 to S5.
+func (s *Session) open(ctx context.Context, state State) (err error) {
+	defer guard(&err)
+
+	// S0: only what is ours is touched.
+	if !s.assigned() {
+		return ErrNotAssigned
+	}
+
+	// S1, S2: fence, then read. No earlier outcome of the lane changes any more.
+	found, err := s.fenceAndRead(ctx)
+	if err != nil {
+		return err
+	}
+
+	// S3: the takeover. Its known commit proves that nobody has fenced since S1,
+	// so that found is the last decision and every smaller incarnation is dead
+	// for ever. Before this line nothing on MySQL may be changed: a session
+	// frozen between S1 and S2 reads a later owner's D, and would roll back the
+	// later owner's branch.
+	d := found
+	d.Incarnation++
+	d.Build = s.job.Build
+	if err := s.decide(ctx, &d, nil); err != nil {
+		// Unknown or failed, it is never taken as done: the next session reads
+		// D again. The same number again is harmless: nothing on MySQL has
+		// carried it.
+		return fmt.Errorf("takeover: %w", err)
+	}
+	s.incarnation = d.Incarnation
+	s.decision.Store(&d)
+	failpoint.Hit(failpoint.TakeoverDecided, 0)
+	if f := s.job.Listener.TakenOver; f != nil {
+		f(s.lane, found)
+	}
+
+	// S4: every shard shows exactly the epochs up to D, and nothing is in doubt.
+	// It comes before the restore because prepared branches hold row locks.
+	if err := s.settleAll(ctx); err != nil {
+		return err
+	}
+	failpoint.Hit(failpoint.Settled, 0)
+
+	// S5: the dedup state is what it was at D.
+	if err := s.restore(ctx, state); err != nil {
+		return err
+	}
+	return nil
+}
+
+// fenceAndRead is S1 and S2. Two copies of D that are unequal under a fresh
+// fence, twice, are permanent: one is never picked.
+func (s *Session) fenceAndRead(ctx context.Context) (Decision, error) {
+	for try := 0; ; try++ {
+		fctx, cancel := context.WithTimeout(ctx, s.job.Limits.Fence)
+		owner, err := s.job.Kafka.Fence(fctx, s.lane)
+		cancel()
+		if err != nil {
+			return Decision{}, fmt.Errorf("fence: %w", err)
+		}
+		s.owner = owner
+
+		rctx, cancel := context.WithTimeout(ctx, s.job.Limits.Read)
+		read, err := owner.Read(rctx)
+		if err == nil {
+			var d Decision
+			d, err = s.agree(rctx, &read)
+			if err == nil {
+				cancel()
+				return d, nil
+			}
+		}
+		cancel()
+		s.owner = nil
+		owner.Close()
+		var refused *Refusal
+		if errors.As(err, &refused) && refused.Reason == ReasonDecisionsUnequal && try == 0 {
+			continue
+		}
+		return Decision{}, fmt.Errorf("read the decision: %w", err)
+	}
+}
+
+// restore is S5.
+func (s *Session) restore(ctx context.Context, state State) error {
+	start := time.Now()
+	d := s.decision.Load()
+	chunks := 0
+
+	// The bound is on progress, not on the whole: a large state takes long.
+	rctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stuck := time.AfterFunc(s.job.Limits.Restore, func() {
+		cancel(fmt.Errorf("no progress for %s", s.job.Limits.Restore))
+	})
+	defer stuck.Stop()
+
+	err := s.owner.ReadState(rctx, d.OldestLive, func(offset int64, data []byte) error {
+		stuck.Reset(s.job.Limits.Restore)
+		chunks++
+		end, err := state.Load(data)
+		if errors.Is(err, ErrChunkVersion) {
+			return &Refusal{Scope: EndsProcess, Reason: ReasonChunkVersion, What: s.lane.String(),
+				Wrong: fmt.Sprintf("the chunk at offset %d of %s.state was written by a newer build", offset, s.job.Name),
+				Next:  "run the newer build", Err: err}
+		}
+		if err != nil {
+			return &Refusal{Reason: ReasonStateDamaged, What: s.lane.String(),
+				Wrong: fmt.Sprintf("the chunk at offset %d of %s.state can't be read", offset, s.job.Name),
+				Next:  s.damagedNext(), Err: err}
+		}
+		if end > d.ForgottenBefore {
+			s.remember(end, offset)
+		}
+		return nil
+	})
+	if err != nil {
+		if cause := context.Cause(rctx); cause != nil && ctx.Err() == nil {
+			err = fmt.Errorf("%w: %w", cause, err)
+		}
+		return fmt.Errorf("restore: %w", err)
+	}
+	count, checksum := state.Restored(d.ForgottenBefore)
+	if count != d.Count || checksum != d.Checksum {
+		return &Refusal{Reason: ReasonStateDamaged, What: s.lane.String(),
+			Wrong: fmt.Sprintf("%s.state from offset %d gave %d entries with checksum %016x, the decision of epoch %d says %d with %016x: a chunk is missing or was added",
+				s.job.Name, d.OldestLive, count, checksum, d.Seq, d.Count, d.Checksum),
+			Next: s.damagedNext()}
+	}
+	if f := s.job.Listener.Restored; f != nil {
+		f(s.lane, *d, chunks, time.Since(start))
+	}
+	return nil
+}
+
+func (s *Session) damagedNext() string {
+	return fmt.Sprintf("restore partition %d of topic %s.state from a copy; without one, see the runbook (%s)",
+		s.lane.Partition, s.job.Name, ReasonStateDamaged)
+}
+
+// remember notes where a bucket's first chunk is.
+func (s *Session) remember(bucketEnd, offset int64) {
+	if first, ok := s.index[bucketEnd]; !ok || offset < first {
+		s.index[bucketEnd] = offset
+	}
+}
+
+// Decision is the last known committed D.
+func (s *Session) Decision() Decision { return *s.decision.Load() }
+
+// Incarnation is the session's number.
+func (s *Session) Incarnation() int64 { return s.incarnation }
+
+// Close ends the session. It sends nothing about a transaction: the next
+// fence, by whoever owns the lane then, ends what is open.
+func (s *Session) Close() {
+	s.ended = true
+	if s.owner != nil {
+		s.owner.Close()
+	}
+}

@@ -1,0 +1,266 @@
+package checkpoint
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// verdict is what S4 and the sweep do with a prepared branch of the lane.
+type verdict int
+
+const (
+	leave      verdict = iota // our epoch in flight
+	commitIt                  // D names it
+	rollBack                  // of a session that is dead for ever
+	superseded                // of a later session: we are not the owner
+	older                     // of an epoch before D's: the shard has come back older
+	impossible                // carries our incarnation, and we have not prepared it
+)
+
+// judge is the one rule for prepared branches. D's gtrid first, whatever its
+// incarnation: when D's own branch comes back prepared (a replica promoted with
+// the prepare only), it must be committed. Then never roll back an incarnation
+// that is not strictly smaller than ours.
+//
+// It is sound only after this session's own takeover is known committed: from
+// then on d is the last decision of every smaller incarnation.
+func judge(g GTRID, n Name, d *Decision, ours int64, running bool) verdict {
+	switch {
+	case g == d.GTRID:
+		return commitIt
+	case n.Incarnation > ours:
+		return superseded
+	case n.Seq < d.Seq:
+		return older // the lock of the lane's row allows one undecided epoch: touch nothing
+	case n.Incarnation < ours:
+		return rollBack
+	case running:
+		return leave
+	default:
+		return impossible
+	}
+}
+
+// settleAll is S4 on all shards: what older sessions left is ended, what D
+// decided is committed, everything else of theirs is rolled back, and every
+// shard shows the row of epoch D.Seq.
+func (s *Session) settleAll(ctx context.Context) error {
+	d := s.decision.Load()
+	rows := make([]EpochRow, len(s.job.Shards))
+	err := s.job.eachShard(false, func(i int, shard Shard) error {
+		sctx, cancel := context.WithTimeout(ctx, s.job.Limits.Settle)
+		defer cancel()
+		row, err := s.settle(sctx, i, shard, d)
+		rows[i] = row
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("settle: %w", err)
+	}
+	s.epochNext = d.Next
+	if d.Seq > 0 {
+		s.arrived(rows)
+		s.count(d, rows[0].Counts, true)
+	}
+	return nil
+}
+
+// settle is S4 on one shard. A shard that does not answer is asked again until
+// ctx ends.
+func (s *Session) settle(ctx context.Context, i int, shard Shard, d *Decision) (row EpochRow, err error) {
+	var committed, rolledBack []GTRID
+	var absent time.Time // since when D's branch is neither listed nor a row
+	for try := 0; ; try++ {
+		row, found, err := s.settleOnce(ctx, i, shard, d, &committed, &rolledBack)
+		var refused *Refusal
+		var broken *InvariantError
+		switch {
+		case err == nil && found == settled:
+			if f := s.job.Listener.Settled; f != nil {
+				f(s.lane, shard.Name(), committed, rolledBack)
+			}
+			return row, nil
+		case errors.As(err, &refused), errors.As(err, &broken), errors.Is(err, ErrSuperseded):
+			return row, err
+		case err != nil:
+			absent = time.Time{}
+			s.waiting("S4", "settle shard "+shard.Name(), err)
+		case found == busy:
+			absent = time.Time{}
+		case absent.IsZero():
+			absent = time.Now()
+		case time.Since(absent) > s.job.Limits.LookAgain:
+			return row, s.lostEpoch(ctx, shard, d)
+		}
+		if perr := pause(ctx, backoff(try)); perr != nil {
+			return row, fmt.Errorf("shard %s: %w", shard.Name(), errors.Join(perr, err))
+		}
+	}
+}
+
+// What settleOnce finds on a shard.
+type finding int
+
+const (
+	settled finding = iota // exactly the epochs up to D, nothing in doubt
+	missing                // neither D's branch nor its row
+	busy                   // a branch went away while it was being ended: look again
+)
+
+// settleOnce looks once and ends what it finds.
+func (s *Session) settleOnce(ctx context.Context, i int, shard Shard, d *Decision, committed, rolledBack *[]GTRID) (row EpochRow, found finding, err error) {
+	if err := shard.EndOlder(ctx, s.lane); err != nil {
+		return row, missing, fmt.Errorf("end older sessions: %w", err)
+	}
+	branches, err := shard.Prepared(ctx, s.prefix)
+	if err != nil {
+		return row, missing, fmt.Errorf("list prepared branches: %w", err)
+	}
+	left := 0 // listed, and gone when it was ended
+	for _, g := range branches {
+		switch did, err := s.act(ctx, i, shard, g, d, false); {
+		case err != nil && !errors.Is(err, ErrNotListed):
+			return row, missing, err
+		case err != nil:
+			left++
+		case did == commitIt:
+			*committed = append(*committed, g)
+		case did == rollBack:
+			*rolledBack = append(*rolledBack, g)
+		}
+	}
+
+	lane, known, err := shard.LaneRow(ctx, s.lane)
+	if err != nil {
+		return row, missing, fmt.Errorf("read the lane's row: %w", err)
+	}
+	if known && lane.Seq > d.Seq {
+		return row, missing, &Refusal{Reason: ReasonShardAhead, What: s.lane.String(),
+			Wrong: fmt.Sprintf("shard %s has the lane's epochs up to %d (next offset %d), the decision in Kafka is of epoch %d (offset %d): Kafka has lost decisions, or the shard has epochs that nobody decided", shard.Name(), lane.Seq, lane.Next, d.Seq, d.Next),
+			Next:  "restore the group's offsets and topic " + s.job.Name + ".decision; see the runbook"}
+	}
+	if left > 0 {
+		return row, busy, nil
+	}
+	if d.Seq == 0 {
+		return row, settled, nil
+	}
+	row, ok, err := shard.EpochRow(ctx, s.lane, d.Seq)
+	if err != nil {
+		return row, missing, fmt.Errorf("read the epoch's row: %w", err)
+	}
+	if ok && row.GTRID != d.GTRID {
+		return row, missing, s.otherEpoch(shard, d, row)
+	}
+	if ok && (!known || lane.Seq != d.Seq) {
+		return row, missing, &Refusal{Reason: ReasonInvariant, What: s.lane.String(),
+			Wrong: fmt.Sprintf("shard %s has the row of epoch %d in billing_epoch, but billing_lane says epoch %d: one of them was changed by hand", shard.Name(), d.Seq, lane.Seq),
+			Next:  "restore the row of billing_lane from billing_epoch; see the runbook"}
+	}
+	if !ok {
+		return row, missing, nil
+	}
+	return row, settled, nil
+}
+
+// act judges one prepared branch and does what the judgement says. It returns
+// ErrNotListed when the branch went away meanwhile.
+func (s *Session) act(ctx context.Context, i int, shard Shard, g GTRID, d *Decision, running bool) (verdict, error) {
+	assert(d.Incarnation == s.incarnation && s.incarnation > 0, "branches are judged only after this session's takeover: %d, %d", d.Incarnation, s.incarnation)
+	n, err := g.Parse()
+	if err != nil {
+		return leave, nil // not of this service: never touched
+	}
+	v := judge(g, n, d, s.incarnation, running)
+	switch v {
+	case commitIt:
+		if running && s.phase2.Load() {
+			return leave, nil // C8 is its only committer
+		}
+		if err := s.xaCommit(ctx, i, shard, g); err != nil {
+			return v, fmt.Errorf("commit the decided branch %s: %w", g, err)
+		}
+	case rollBack:
+		assert(g != d.GTRID && n.Incarnation < s.incarnation, "only a dead session's branch is rolled back: %s", g)
+		if err := shard.Rollback(ctx, g); err != nil {
+			return v, fmt.Errorf("roll back %s: %w", g, err)
+		}
+	case superseded:
+		return v, fmt.Errorf("%w: shard %s has branch %s of incarnation %d, ours is %d", ErrSuperseded, shard.Name(), g, n.Incarnation, s.incarnation)
+	case older:
+		return v, &Refusal{Reason: ReasonOldBranch, What: s.lane.String(),
+			Wrong: fmt.Sprintf("shard %s has the prepared branch %s of epoch %d, but epoch %d is decided: the shard has come back older than it was", shard.Name(), g, n.Seq, d.Seq),
+			Next:  "find out from which backup or replica it was restored; see the runbook"}
+	case impossible:
+		return v, &Refusal{Reason: ReasonInvariant, What: s.lane.String(),
+			Wrong: fmt.Sprintf("shard %s has the prepared branch %s with this session's incarnation, before the session has prepared anything", shard.Name(), g),
+			Next:  "report it with the log; nothing was changed"}
+	}
+	return v, nil
+}
+
+// Sweep repeats S4's rule while the lane runs, until ctx ends or the session
+// must: a frozen predecessor may prepare late and would hold row locks; and D's
+// own branch may come back. It returns nil when ctx ended, ErrSuperseded, or a
+// *Refusal.
+func (s *Session) Sweep(ctx context.Context) (err error) {
+	defer guard(&err)
+	for pause(ctx, s.job.Limits.Sweep) == nil {
+		err := s.job.eachShard(false, func(i int, shard Shard) error {
+			sctx, cancel := context.WithTimeout(ctx, s.job.Limits.Settle)
+			defer cancel()
+			return s.sweepOnce(sctx, i, shard)
+		})
+		if err != nil {
+			return fmt.Errorf("sweep: %w", err)
+		}
+	}
+	return nil
+}
+
+func (s *Session) sweepOnce(ctx context.Context, i int, shard Shard) error {
+	// The order of these two reads matters. D is read before the list: if D
+	// moves on in between, our branch of the new epoch is judged by the old D,
+	// has our own incarnation and is left alone.
+	d := s.decision.Load()
+	branches, err := shard.Prepared(ctx, s.prefix)
+	if err != nil {
+		s.waiting("sweep", "list prepared branches on shard "+shard.Name(), err)
+		return nil // the shard is away: the lane's own statements say so too
+	}
+	for _, g := range branches {
+		v, err := s.act(ctx, i, shard, g, d, true)
+		var refused *Refusal
+		var broken *InvariantError
+		switch {
+		case errors.Is(err, ErrSuperseded), errors.As(err, &refused), errors.As(err, &broken):
+			return err
+		case errors.Is(err, ErrNotListed):
+		case err != nil:
+			s.waiting("sweep", "on shard "+shard.Name(), err)
+		case v == commitIt || v == rollBack:
+			if f := s.job.Listener.Net; f != nil {
+				f(s.lane, "sweep", fmt.Errorf("shard %s: branch %s: committed %t, rolled back %t", shard.Name(), g, v == commitIt, v == rollBack))
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Session) lostEpoch(ctx context.Context, shard Shard, d *Decision) error {
+	has := "no epoch of the lane"
+	if row, ok, err := shard.LaneRow(ctx, s.lane); err == nil && ok {
+		has = fmt.Sprintf("the lane's epochs up to %d (next offset %d)", row.Seq, row.Next)
+	}
+	return &Refusal{Reason: ReasonLostEpoch, What: s.lane.String(),
+		Wrong: fmt.Sprintf("shard %s has lost the committed epoch %d (branch %s, offsets up to %d): it is neither prepared nor there; the shard has %s", shard.Name(), d.Seq, d.GTRID, d.Next, has),
+		Next:  "was the shard failed over, restored from a backup, or the branch rolled back by hand? Restart mysqld once (a branch that was detached in the wrong instant comes back only then), then restore what is missing; see the runbook"}
+}
+
+func (s *Session) otherEpoch(shard Shard, d *Decision, row EpochRow) error {
+	return &Refusal{Reason: ReasonInvariant, What: s.lane.String(),
+		Wrong: fmt.Sprintf("shard %s shows epoch %d with branch %s, the decision names %s", shard.Name(), d.Seq, row.GTRID, d.GTRID),
+		Next:  "report it with the log; nothing was changed"}
+}
