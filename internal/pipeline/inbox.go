@@ -1,0 +1,93 @@
+package pipeline
+
+import (
+	"sync"
+
+	"billing/internal/event"
+)
+
+// batch is what one delivery brings: records, or the error that ends them.
+type batch struct {
+	session       uint64
+	records       []event.Record
+	bytes         int
+	highWatermark int64
+	err           error
+}
+
+// The inbox's bound, in bytes of records: above high the partition is paused,
+// at or below low it is resumed. A delivery is never refused, so the bound is
+// exceeded by one fetch response's share at most.
+const (
+	inboxHigh = 8 << 20
+	inboxLow  = 2 << 20
+)
+
+// inbox holds deliveries between the polling goroutine and the lane.
+type inbox struct {
+	source    Source
+	partition int32
+	ready     chan struct{} // cap 1: a put since the last take; a lost wake-up is impossible, a spurious one harmless
+
+	mu      sync.Mutex
+	session uint64 // batches of any other session are dropped
+	batches []batch
+	bytes   int
+	paused  bool
+}
+
+// open drops everything and accepts batches of the session from now on. 0
+// accepts none.
+func (b *inbox) open(session uint64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.session = session
+	b.batches, b.bytes = nil, 0
+	if b.paused {
+		b.paused = false
+		b.source.Resume(b.partition)
+	}
+}
+
+func (b *inbox) put(x batch) {
+	b.mu.Lock()
+	if x.session != b.session || b.session == 0 {
+		b.mu.Unlock()
+		return // fetched before a rewind: another session's
+	}
+	b.batches = append(b.batches, x)
+	b.bytes += x.bytes
+	if b.bytes > inboxHigh && !b.paused {
+		b.paused = true
+		b.source.Pause(b.partition) // under the lock, so that it can't overtake a Resume
+	}
+	b.mu.Unlock()
+	select {
+	case b.ready <- struct{}{}:
+	default:
+	}
+}
+
+// take returns the oldest batch; false when there is none.
+func (b *inbox) take() (batch, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.batches) == 0 {
+		return batch{}, false
+	}
+	x := b.batches[0]
+	b.batches[0] = batch{}
+	b.batches = b.batches[1:]
+	b.bytes -= x.bytes
+	if b.paused && b.bytes <= inboxLow {
+		b.paused = false
+		b.source.Resume(b.partition)
+	}
+	if len(b.batches) > 0 {
+		select {
+		case b.ready <- struct{}{}:
+		default:
+		}
+	}
+	return x, true
+}

@@ -1,0 +1,67 @@
+package pipeline
+
+import (
+	"fmt"
+
+	"billing/internal/checkpoint"
+	"billing/internal/event"
+)
+
+// take gives one record its outcome: applied, duplicate, conflict or rejected.
+// latest is the largest event time that is not in the future, µs since 1970.
+func (w *work) take(r *event.Record, latest int64) error {
+	if r.Offset < w.position {
+		return &checkpoint.InvariantError{What: fmt.Sprintf("offset %d delivered after %d", r.Offset, w.position-1)}
+	}
+	w.position, w.leaderEpoch = r.Offset+1, r.LeaderEpoch
+	if r.Control {
+		return nil // moves the position only
+	}
+
+	e := &w.event
+	if rejection := w.decoder.Decode(r, e); rejection != nil {
+		w.epoch.Reject(r, rejection.Reason, rejection.Detail)
+		return nil
+	}
+
+	// Time before dedup: an id may be forgotten exactly when its event can no
+	// longer be accepted.
+	if e.Time > latest {
+		w.epoch.Reject(r, event.ReasonInFuture, fmt.Sprintf("time is more than %s ahead of the clock", w.cfg.Skew))
+		return nil
+	}
+	if e.Time < w.forgottenBefore {
+		w.epoch.Reject(r, event.ReasonTooOld, fmt.Sprintf("time is before %s, the largest event time applied less dedup.lateness", micros(w.forgottenBefore)))
+		return nil
+	}
+
+	if first, known := w.state.Lookup(&e.Key, w.forgottenBefore); known {
+		switch {
+		case first.Offset >= r.Offset:
+			// Neither applied nor duplicate: the state is ahead of the stream.
+			return &checkpoint.InvariantError{What: fmt.Sprintf("the dedup state has the id of offset %d already, from offset %d: the offset was set back with the state kept", r.Offset, first.Offset)}
+		case first.Content == e.Content:
+			w.epoch.Duplicate()
+		default:
+			w.epoch.Conflict(r, e, first.Offset)
+		}
+		return nil
+	}
+
+	w.state.Add(&e.Key, e.Content, r.Offset, e.Time)
+	w.epoch.Apply(e, r.Offset)
+	if e.Time > w.streamTime {
+		w.streamTime = e.Time
+		w.moveHorizon()
+	}
+	return nil
+}
+
+// moveHorizon keeps the rule: an event older than the lane's stream time less
+// the lateness is too old, and what was forgotten stays forgotten when the
+// lateness is raised later.
+func (w *work) moveHorizon() {
+	if w.streamTime != 0 {
+		w.forgottenBefore = max(w.forgottenBefore, w.streamTime-w.cfg.Lateness.Microseconds())
+	}
+}
