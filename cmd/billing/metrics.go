@@ -1,0 +1,222 @@
+package main
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// Metrics turns the service's events into Prometheus metrics. Counters are fed
+// by its methods, which may be called from any goroutine and return at once;
+// gauges are asked for when somebody scrapes, so that none is ever stale.
+type Metrics struct {
+	registry *prometheus.Registry
+
+	records    *prometheus.CounterVec
+	epochs     *prometheus.CounterVec
+	phases     *prometheus.HistogramVec
+	takeovers  prometheus.Counter
+	restores   prometheus.Histogram
+	recoveries *prometheus.CounterVec
+	waits      *prometheus.CounterVec
+	nets       *prometheus.CounterVec
+}
+
+// Gauges is the state of the service at one moment.
+type Gauges struct {
+	Lanes        []LaneGauges // those that are assigned
+	InDoubt      int          // epochs between their first prepare and their last commit
+	DedupEntries int64        // of all lanes of this process
+	DedupLimit   int64        // dedup.max_ids
+}
+
+// LaneGauges is the state of one lane.
+type LaneGauges struct {
+	Partition int32
+	State     string    // recovering, running, paused or stopped
+	Lag       int64     // offsets that are not decided
+	Decided   time.Time // when the last decision was made or found; zero before
+}
+
+var (
+	outcomes   = []string{"applied", "duplicate", "conflict", "rejected"}
+	laneStates = []string{"recovering", "running", "paused", "stopped"}
+	phaseNames = []string{"prepare", "decide", "commit"}
+	settleEnds = []string{"committed", "rolled_back"}
+	finishedBy = []string{"checkpoint", "recovery"}
+)
+
+// NewMetrics makes the metrics with a registry of their own. gauges is called
+// for each scrape, by many goroutines; it must not wait for the work of a lane.
+func NewMetrics(gauges func() Gauges) *Metrics {
+	m := &Metrics{
+		registry: prometheus.NewRegistry(),
+		records: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "billing_records_total",
+			Help: "Records of committed epochs by outcome. What was rolled back and read again counts once.",
+		}, []string{"outcome"}),
+		epochs: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "billing_epochs_total",
+			Help: "Epochs committed on every shard, by who finished them: the checkpoint itself or a recovery.",
+		}, []string{"by"}),
+		phases: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "billing_epoch_phase_seconds",
+			Help:    "Time of a checkpoint's phases: prepare (on all shards), decide (the Kafka transaction), commit (on all shards).",
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 17), // 1 ms to 65 s, beyond which every phase is given up
+		}, []string{"phase"}),
+		takeovers: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "billing_takeovers_total",
+			Help: "Sessions begun: a lane's takeover is known committed.",
+		}),
+		restores: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "billing_restore_seconds",
+			Help:    "Time to restore a lane's dedup state.",
+			Buckets: prometheus.ExponentialBuckets(0.01, 2, 15), // 10 ms to 164 s
+		}),
+		recoveries: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "billing_recovered_branches_total",
+			Help: "Prepared branches of older sessions that a new session ended, by what it did with them.",
+		}, []string{"end"}),
+		waits: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "billing_waits_total",
+			Help: "Answers that were not what was asked for and made a step ask again, by step.",
+		}, []string{"step"}),
+		nets: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "billing_nets_total",
+			Help: "Times a safety net decided that should never decide. Alarm when it grows.",
+		}, []string{"net"}),
+	}
+	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "billing_build_info",
+		Help: "Always 1; its labels name the build.",
+	}, []string{"version", "commit", "go"})
+	b := thisBuild()
+	info.WithLabelValues(b.Version, b.Commit, b.Go).Set(1)
+
+	m.registry.MustRegister(
+		m.records, m.epochs, m.phases, m.takeovers, m.restores, m.recoveries, m.waits, m.nets, info,
+		newGaugeCollector(gauges),
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	// Series exist from the first scrape on: a rate over one that appears late
+	// misses its first step.
+	for _, o := range outcomes {
+		m.records.WithLabelValues(o)
+	}
+	for _, p := range phaseNames {
+		m.phases.WithLabelValues(p)
+	}
+	for _, e := range settleEnds {
+		m.recoveries.WithLabelValues(e)
+	}
+	for _, by := range finishedBy {
+		m.epochs.WithLabelValues(by)
+	}
+	m.nets.WithLabelValues("sweep")
+	return m
+}
+
+// Handler serves the metrics.
+func (m *Metrics) Handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{
+		ErrorHandling:       promhttp.ContinueOnError, // a part is better than nothing
+		MaxRequestsInFlight: 4,
+		Timeout:             10 * time.Second,
+	})
+}
+
+// Committed counts the records of one epoch that is committed on every shard.
+// recovered: a recovery finished it.
+func (m *Metrics) Committed(applied, duplicates, conflicts, rejected int64, recovered bool) {
+	for i, n := range []int64{applied, duplicates, conflicts, rejected} {
+		m.records.WithLabelValues(outcomes[i]).Add(float64(n))
+	}
+	by := finishedBy[0]
+	if recovered {
+		by = finishedBy[1]
+	}
+	m.epochs.WithLabelValues(by).Inc()
+}
+
+// Phase observes how long a checkpoint's phase took.
+func (m *Metrics) Phase(name string, took time.Duration) {
+	m.phases.WithLabelValues(name).Observe(took.Seconds())
+}
+
+// TakenOver counts a session that began.
+func (m *Metrics) TakenOver() { m.takeovers.Inc() }
+
+// Restored observes how long restoring a lane's dedup state took.
+func (m *Metrics) Restored(took time.Duration) { m.restores.Observe(took.Seconds()) }
+
+// Settled counts the branches of older sessions that a new one ended.
+func (m *Metrics) Settled(committed, rolledBack int) {
+	m.recoveries.WithLabelValues(settleEnds[0]).Add(float64(committed))
+	m.recoveries.WithLabelValues(settleEnds[1]).Add(float64(rolledBack))
+}
+
+// Waiting counts a step that had to ask again.
+func (m *Metrics) Waiting(step string) { m.waits.WithLabelValues(step).Inc() }
+
+// Net counts a safety net that decided.
+func (m *Metrics) Net(net string) { m.nets.WithLabelValues(net).Inc() }
+
+// gaugeCollector asks for the state of the service at each scrape.
+type gaugeCollector struct {
+	ask func() Gauges
+
+	lanes, inDoubt, entries, limit, lag, decided *prometheus.Desc
+}
+
+func newGaugeCollector(ask func() Gauges) *gaugeCollector {
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, labels, nil)
+	}
+	return &gaugeCollector{
+		ask:     ask,
+		lanes:   desc("billing_lanes", "Assigned lanes by state.", "state"),
+		inDoubt: desc("billing_in_doubt", "Epochs of this process between their first prepared branch and their last commit."),
+		entries: desc("billing_dedup_entries", "Ids remembered by all lanes of this process."),
+		limit:   desc("billing_dedup_entries_limit", "Ids at which lanes pause (dedup.max_ids)."),
+		lag:     desc("billing_lag_records", "Offsets of the lane's partition that are not decided.", "partition"),
+		decided: desc("billing_last_decision_timestamp_seconds", "When the lane's last decision was made or found, in seconds since 1970.", "partition"),
+	}
+}
+
+// Describe implements prometheus.Collector.
+func (c *gaugeCollector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.lanes, c.inDoubt, c.entries, c.limit, c.lag, c.decided} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *gaugeCollector) Collect(ch chan<- prometheus.Metric) {
+	g := c.ask()
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+	}
+	count := map[string]int{}
+	for _, s := range laneStates {
+		count[s] = 0
+	}
+	for _, l := range g.Lanes {
+		count[l.State]++
+		partition := strconv.FormatInt(int64(l.Partition), 10)
+		gauge(c.lag, float64(l.Lag), partition)
+		if !l.Decided.IsZero() {
+			gauge(c.decided, float64(l.Decided.UnixMicro())/1e6, partition)
+		}
+	}
+	for s, n := range count {
+		gauge(c.lanes, float64(n), s)
+	}
+	gauge(c.inDoubt, float64(g.InDoubt))
+	gauge(c.entries, float64(g.DedupEntries))
+	gauge(c.limit, float64(g.DedupLimit))
+}

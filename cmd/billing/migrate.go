@@ -1,0 +1,57 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+
+	"billing/cmd/billing/config"
+	"billing/internal/txsink"
+
+	"github.com/spf13/cobra"
+)
+
+func newMigrateCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "migrate",
+		Short: "Create or update the tables on all shards",
+		Long: `Creates or updates the tables on all shards. The databases exist already. It may be
+repeated, also after a failure half-way. It refuses (exit 3) while branches of this
+job are prepared: run the service until it has none, stop it, and migrate again.
+Other jobs' branches do not matter. Exits with 4 if a server can't be reached.`,
+		Example: `  # once before the first start, and with each new version, while the service is stopped
+  billing migrate --config config.yaml`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := loadConfig(configFlag(cmd), cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			if err := txsink.Migrate(cmd.Context(), sinkConfig(c, logger), cmd.OutOrStdout()); err != nil {
+				return fmt.Errorf("migrate: %w", err)
+			}
+			return nil
+		},
+	}
+}
+
+// sinkConfig is the part of the configuration that MySQL's side needs.
+func sinkConfig(c *config.Config, logger *slog.Logger) txsink.Config {
+	shards := make([]txsink.ShardConfig, len(c.Shards))
+	for i, s := range c.Shards {
+		shards[i] = txsink.ShardConfig{Name: s.Name, DSN: s.DSN.Reveal()}
+	}
+	return txsink.Config{Job: c.Job, Shards: shards, LedgerEnabled: c.Ledger.Enabled, Logger: logger}
+}
+
+// checkDSN says whether MySQL's side can use a DSN, without a network.
+func checkDSN(dsn string) error {
+	const name = "this"
+	sink, err := txsink.Open(txsink.Config{Job: "check", Shards: []txsink.ShardConfig{{Name: name, DSN: dsn}}})
+	if err != nil {
+		return errors.New(strings.TrimPrefix(err.Error(), "shard "+name+": dsn: "))
+	}
+	return sink.Close()
+}

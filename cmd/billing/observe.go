@@ -1,0 +1,149 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"billing/internal/admin"
+	"billing/internal/checkpoint"
+	"billing/internal/pipeline"
+)
+
+// view is what health, readiness and gauges see of the service.
+type view struct {
+	interval time.Duration
+	limit    int64
+	lanes    atomic.Pointer[pipeline.Pipeline]
+	waiting  atomic.Pointer[string] // for a server at the start
+}
+
+func (v *view) status() []pipeline.Status {
+	if p := v.lanes.Load(); p != nil {
+		return p.Status()
+	}
+	return nil
+}
+
+// health names the lanes that do not work. The process is never dead inside as
+// long as it can answer: lanes and servers are repaired outside of it.
+func (v *view) health() admin.Report {
+	var r admin.Report
+	if w := v.waiting.Load(); w != nil {
+		r.Notes = append(r.Notes, *w)
+	}
+	for _, s := range v.status() {
+		if s.State == pipeline.Running {
+			continue
+		}
+		r.Lanes = append(r.Lanes, admin.Lane{
+			Lane: s.Lane.String(), State: string(s.State), Since: s.Since, Why: s.Message,
+			Stuck: s.State == pipeline.Stopped || s.State == pipeline.Paused,
+		})
+	}
+	return r
+}
+
+// young is how old the last decision of a lane with records waiting may be.
+func (v *view) young() time.Duration { return max(30*time.Second, 10*v.interval) }
+
+// ready: every assigned lane has recovered, and its last decision is young or
+// there is nothing to do. None assigned: ready.
+func (v *view) ready() (bool, string) {
+	if v.lanes.Load() == nil {
+		if w := v.waiting.Load(); w != nil {
+			return false, *w
+		}
+		return false, "starting"
+	}
+	for _, s := range v.status() {
+		switch {
+		case s.State != pipeline.Running:
+			return false, fmt.Sprintf("lane %s is %s: %s", s.Lane, s.State, s.Message)
+		case s.Behind() > 0 && time.Since(s.Decided) > v.young():
+			return false, fmt.Sprintf("lane %s has %d offsets waiting and made no decision for %s", s.Lane, s.Behind(), time.Since(s.Decided).Round(time.Second))
+		}
+	}
+	return true, ""
+}
+
+func (v *view) gauges() Gauges {
+	g := Gauges{DedupLimit: v.limit}
+	for _, s := range v.status() {
+		g.Lanes = append(g.Lanes, LaneGauges{Partition: s.Lane.Partition, State: string(s.State), Lag: s.Behind(), Decided: s.Decided})
+		g.DedupEntries += s.IDs
+		if s.InFlight {
+			g.InDoubt++
+		}
+	}
+	return g
+}
+
+// listener turns the protocol's events into log lines and metrics. The log of a
+// takeover tells its story: what was found, what was done on each shard, what
+// was restored.
+func listener(m *Metrics, log *slog.Logger) checkpoint.Listener {
+	said := &throttle{every: 10 * time.Second, last: map[string]time.Time{}}
+	return checkpoint.Listener{
+		TakenOver: func(lane checkpoint.Lane, d checkpoint.Decision) {
+			m.TakenOver()
+			log.Info("lane taken over", "lane", lane.String(), "incarnation", d.Incarnation+1, "found_incarnation", d.Incarnation,
+				"found_seq", d.Seq, "found_gtrid", string(d.GTRID), "found_build", d.Build, "next_offset", d.Next)
+		},
+		Settled: func(lane checkpoint.Lane, shard string, committed, rolledBack []checkpoint.GTRID) {
+			m.Settled(len(committed), len(rolledBack))
+			log.Info("shard settled", "lane", lane.String(), "shard", shard, "committed", committed, "rolled_back", rolledBack)
+		},
+		Restored: func(lane checkpoint.Lane, d checkpoint.Decision, chunks int, took time.Duration) {
+			m.Restored(took)
+			log.Info("dedup state restored", "lane", lane.String(), "incarnation", d.Incarnation, "seq", d.Seq, "ids", d.Count, "chunks", chunks, "took", took.Round(time.Millisecond))
+		},
+		Phase: func(_ checkpoint.Lane, phase string, took time.Duration) { m.Phase(phase, took) },
+		Committed: func(lane checkpoint.Lane, d checkpoint.Decision, c checkpoint.Counts, recovered bool) {
+			m.Committed(c.Applied, c.Duplicates, c.Conflicts, c.Rejected, recovered)
+			level := slog.LevelDebug
+			if recovered {
+				level = slog.LevelInfo
+			}
+			log.Log(context.Background(), level, "epoch committed", "lane", lane.String(), "incarnation", d.Incarnation, "seq", d.Seq, "next_offset", d.Next,
+				"in", c.In, "applied", c.Applied, "duplicates", c.Duplicates, "conflicts", c.Conflicts, "rejected", c.Rejected, "recovered", recovered)
+		},
+		Moved: func(lane checkpoint.Lane, d checkpoint.Decision) {
+			log.Debug("idle lane's offset moved", "lane", lane.String(), "incarnation", d.Incarnation, "seq", d.Seq, "next_offset", d.Next)
+		},
+		Waiting: func(lane checkpoint.Lane, step, what string, err error) {
+			m.Waiting(step)
+			if said.ok(lane.String() + step + what) {
+				log.Warn("waiting", "lane", lane.String(), "step", step, "what", what, "err", err)
+			}
+		},
+		Net: func(lane checkpoint.Lane, net string, err error) {
+			m.Net(net)
+			log.Warn("a net decided", "lane", lane.String(), "net", net, "err", err)
+		},
+	}
+}
+
+// throttle lets one line of a kind through in a while.
+type throttle struct {
+	every time.Duration
+	mu    sync.Mutex
+	last  map[string]time.Time
+}
+
+func (t *throttle) ok(kind string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	if now.Sub(t.last[kind]) < t.every {
+		return false
+	}
+	if len(t.last) > 10_000 { // kinds name branches: do not keep them for ever
+		clear(t.last)
+	}
+	t.last[kind] = now
+	return true
+}

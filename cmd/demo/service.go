@@ -1,0 +1,207 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// child is a process that the demo has started. Its output goes to a file.
+type child struct {
+	name string
+	log  string // path
+	cmd  *exec.Cmd
+	done chan struct{} // closed when it has ended
+	err  error         // how; read after done
+}
+
+// startChild starts cmd with its output appended to the file log.
+func startChild(name, log string, cmd *exec.Cmd) (*child, error) {
+	file, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("%s: open its log: %w", name, err)
+	}
+	defer file.Close() // the child has its own
+	cmd.Stdout, cmd.Stderr = file, file
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	// A terminal's Ctrl-C is for the demo, which then ends its children in order.
+	cmd.SysProcAttr.Setpgid = true
+	// Even where the demo itself is killed with SIGKILL nothing is to be left
+	// running. Only some systems have this field, hence by name.
+	if f := reflect.ValueOf(cmd.SysProcAttr).Elem().FieldByName("Pdeathsig"); f.IsValid() {
+		f.SetInt(int64(syscall.SIGKILL))
+	}
+	c := &child{name: name, log: log, cmd: cmd, done: make(chan struct{})}
+	started := make(chan error)
+	go func() {
+		// The kernel takes the end of the thread that started a child for the
+		// parent's end, so the thread waits for the child.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			c.err = cmd.Wait()
+			close(c.done)
+		}
+	}()
+	if err := <-started; err != nil {
+		return nil, fmt.Errorf("%s: start: %w", name, err)
+	}
+	return c, nil
+}
+
+// ended reports whether the process has ended.
+func (c *child) ended() bool {
+	select {
+	case <-c.done:
+		return true
+	default:
+		return false
+	}
+}
+
+func (c *child) signal(s os.Signal) error {
+	if err := c.cmd.Process.Signal(s); err != nil {
+		return fmt.Errorf("%s: send %v: %w", c.name, s, err)
+	}
+	return nil
+}
+
+// stop asks the process to end, and ends it after the grace period. It reports
+// whether the process ended by itself with exit code 0.
+func (c *child) stop(grace time.Duration) error {
+	if !c.ended() {
+		if err := c.signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return err
+		}
+		select {
+		case <-c.done:
+		case <-time.After(grace):
+			c.kill()
+			return fmt.Errorf("%s: still running %s after SIGTERM%s", c.name, grace, c.lastWords())
+		}
+	}
+	if c.err != nil {
+		return fmt.Errorf("%s: ended: %w%s", c.name, c.err, c.lastWords())
+	}
+	return nil
+}
+
+// kill ends the process at once and returns when it has ended.
+func (c *child) kill() {
+	_ = c.cmd.Process.Kill() // fails only when it has ended
+	<-c.done
+}
+
+// lastWords is the end of the process's log, to put behind an error.
+func (c *child) lastWords() string {
+	b, err := os.ReadFile(c.log)
+	if err != nil || len(bytes.TrimSpace(b)) == 0 {
+		return ""
+	}
+	lines := strings.Split(strings.TrimSpace(string(b)), "\n")
+	if n := len(lines) - 20; n > 0 {
+		lines = lines[n:]
+	}
+	return "\n  the end of its log:\n  | " + strings.Join(lines, "\n  | ")
+}
+
+// service is the billing service under test: the real binary, with a
+// configuration of its own.
+type service struct {
+	binary, dir, config string
+	running             *child // nil before run
+}
+
+// configure writes the configuration into dir.
+func configure(binary, dir string, brokers []string, dsns []string) (*service, error) {
+	admin, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	fmt.Fprintf(&b, "job: %s\nkafka:\n  topic: %s\n  brokers:\n", job, topic)
+	for _, broker := range brokers {
+		fmt.Fprintf(&b, "    - %q\n", broker)
+	}
+	// With an id of its own the restarted service gets its lanes back at once.
+	fmt.Fprintf(&b, "  instance_id: demo\nshards:\n")
+	for i, dsn := range dsns {
+		fmt.Fprintf(&b, "  - name: shard%d\n    dsn: %q\n", i, dsn)
+	}
+	fmt.Fprintf(&b, "checkpoint:\n  interval: %s\naggregate:\n  window: %s\n", interval, window)
+	fmt.Fprintf(&b, "message:\n  type_prefix: %s\n  currencies: [%s]\n", typePrefix, strings.Join(currencies, ", "))
+	fmt.Fprintf(&b, "admin:\n  listen: 127.0.0.1:%d\nfirst_start: true\n", admin)
+	s := &service{binary: binary, dir: dir, config: filepath.Join(dir, "config.yaml")}
+	if err := os.WriteFile(s.config, b.Bytes(), 0o600); err != nil {
+		return nil, fmt.Errorf("write the service's configuration: %w", err)
+	}
+	return s, nil
+}
+
+func (s *service) command(name string) *exec.Cmd {
+	cmd := exec.Command(s.binary, name, "--config", s.config)
+	cmd.Dir = s.dir
+	// The configuration alone counts, whatever is set for another deployment.
+	for _, v := range os.Environ() {
+		if !strings.HasPrefix(v, "BILLING_") {
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
+	return cmd
+}
+
+// migrate creates the tables.
+func (s *service) migrate(ctx context.Context) error {
+	c, err := startChild("billing migrate", filepath.Join(s.dir, "migrate.log"), s.command("migrate"))
+	if err != nil {
+		return err
+	}
+	return c.wait(ctx)
+}
+
+// wait returns when the process has ended, by itself or because ctx did.
+func (c *child) wait(ctx context.Context) error {
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+		c.kill()
+		return ctx.Err()
+	}
+	if c.err != nil {
+		return fmt.Errorf("%s: %w%s", c.name, c.err, c.lastWords())
+	}
+	return nil
+}
+
+// run starts the service.
+func (s *service) run() error {
+	c, err := startChild("billing run", filepath.Join(s.dir, "run.log"), s.command("run"))
+	if err == nil {
+		s.running = c
+	}
+	return err
+}
+
+// freePort is a port on loopback that nobody has at the moment.
+func freePort() (int, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return 0, fmt.Errorf("find a free port: %w", err)
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port, nil
+}
