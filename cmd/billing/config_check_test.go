@@ -80,7 +80,7 @@ func TestConfigCheckAsJSON(t *testing.T) {
 		t.Fatalf("exit %d, %v, stderr %q, stdout %s", got.code, err, got.errOut, got.out)
 	}
 	want := []problem{
-		{Path: "message.currencies[0]", File: "config.yaml", Line: 10, Message: `"eur": want three upper-case letters, such as EUR`},
+		{Path: "message.currencies[0]", File: "config.yaml", Line: 10, Message: `"eur": want 3 to 16 of A-Z and 0-9, a letter first, such as EUR`},
 		{Path: "job", Variable: "BILLING_JOB", Message: `"x.y": want 1 to 40 of a-z, 0-9 and -; no dots, which separate the parts of the transactional ids`},
 	}
 	if a.OK || len(a.Settings) != 0 || !slices.Equal(a.Problems, want) {

@@ -18,7 +18,7 @@ import (
 	"github.com/go-sql-driver/mysql"
 )
 
-// shards are databases of one server here. Names and locks of XA branches are
+// databases are the shards, all on one server here. Names and locks of XA branches are
 // one space per server; the service keeps its shards apart in it.
 var databases = []string{"shard0", "shard1"}
 
@@ -139,8 +139,8 @@ func (m *privateMySQL) config(user, password, database string) *mysql.Config {
 func (m *privateMySQL) ready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	quiet := mysql.Logger(&mysql.NopLogger{})
-	_ = mysql.SetLogger(quiet) // refused connections are expected here; errors are returned all the same
+
+	_ = mysql.SetLogger(&mysql.NopLogger{}) // refused connections are expected here; errors are returned all the same
 	for {
 		err := m.shards[len(m.shards)-1].PingContext(ctx)
 		if err == nil {

@@ -226,7 +226,7 @@ func (w *watch) killAtWork(ctx context.Context, running *child) (c caught, err e
 		}
 		if err == nil && len(c.branches) > 0 {
 			running.kill()
-			c.scene = fmt.Sprintf("%d of %d ledger rows were visible, %d messages were written, %d of them accounted for, %d branches were prepared",
+			c.scene = fmt.Sprintf("%d of %d ledger rows were visible, %d messages were written, %d of them accounted for, branches prepared: %d",
 				w.rows, w.load.expected.Outcomes.Applied, w.load.written.Load(), w.records, len(c.branches))
 			return c, nil
 		}

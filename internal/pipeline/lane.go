@@ -146,7 +146,17 @@ func (l *lane) retry(err error, failures int) {
 
 // session is one session: recover (S0 to S5), start the stream (S6), work until
 // the first error or until the lane leaves.
-func (l *lane) session(opening context.Context, carry *[]checkpoint.ExistingRow) error {
+func (l *lane) session(opening context.Context, carry *[]checkpoint.ExistingRow) (err error) {
+	defer func() {
+		// The dedup state says by a panic that what it was told can't be.
+		switch p := recover().(type) {
+		case nil:
+		case *dedup.InvariantError:
+			err = p
+		default:
+			panic(p)
+		}
+	}()
 	cfg := &l.p.cfg
 	state := dedup.New()
 	s, err := checkpoint.Open(opening, cfg.Job, l.id, func() bool { return l.p.source.Assigned(l.id.Partition) }, restorer{state})

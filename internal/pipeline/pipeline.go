@@ -15,7 +15,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"billing/internal/aggregate"
 	"billing/internal/checkpoint"
 	"billing/internal/event"
 )
@@ -182,10 +181,4 @@ func (p *Pipeline) lane(partition int32) *lane {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.lanes[partition]
-}
-
-func (p *Pipeline) newEpoch() *aggregate.Epoch {
-	return aggregate.New(aggregate.Config{
-		Topic: p.cfg.Job.Topic, Shards: len(p.cfg.Job.Shards), Window: p.cfg.Window, Ledger: p.cfg.Ledger,
-	})
 }

@@ -67,7 +67,9 @@ func newWork(l *lane, s *checkpoint.Session, state *dedup.State, carry *[]checkp
 		decoder:    event.NewDecoder(cfg.Decoder),
 		streamTime: d.StreamTime, forgottenBefore: d.ForgottenBefore,
 		position: d.Next, leaderEpoch: d.LeaderEpoch,
-		epoch:   l.p.newEpoch(),
+		epoch: aggregate.New(aggregate.Config{
+			Topic: l.id.Topic, Partition: l.id.Partition, Shards: len(cfg.Job.Shards), Window: cfg.Window, Ledger: cfg.Ledger,
+		}),
 		jobs:    make(chan job, 1),
 		results: make(chan result, 1),
 		barrier: time.NewTimer(time.Hour),
@@ -79,14 +81,14 @@ func newWork(l *lane, s *checkpoint.Session, state *dedup.State, carry *[]checkp
 }
 
 // adopt adds ids that a ledger has and the restored state had not: their records
-// come out as duplicates, where before they failed the whole epoch. The bucket
-// is a live one even when the row's own is forgotten, or the same epoch would
-// fail again and again.
+// come out as duplicates, where before they failed the whole epoch. The time
+// that comes with them is one at which the record that failed was not too old,
+// so that the entry is still alive when that record is met again.
 func (w *work) adopt(rows []checkpoint.ExistingRow) {
 	for i := range rows {
 		r := &rows[i]
 		if _, known := w.state.Lookup(&r.Key, w.forgottenBefore); !known {
-			w.state.Add(&r.Key, r.Content, r.Offset, max(r.Time, w.forgottenBefore+dedup.BucketWidth))
+			w.state.Add(&r.Key, r.Content, r.Offset, r.Time)
 		}
 	}
 	if len(rows) > 0 {
@@ -109,7 +111,7 @@ func (w *work) run() error {
 		w.barrier.Stop()
 	}()
 
-	idle := time.NewTicker(w.cfg.IdleMove)
+	idle := time.NewTicker(w.cfg.IdleMove / 4)
 	defer idle.Stop()
 	recheck := time.NewTicker(idsRecheck)
 	defer recheck.Stop()
@@ -239,7 +241,7 @@ func (w *work) cut() {
 		StateCount: adds.Count, StateChecksum: adds.Checksum,
 		Contents: epoch,
 	}
-	w.epoch = w.l.p.newEpoch()
+	w.epoch = epoch.Next()
 	w.armed, w.due = false, false
 	w.barrier.Stop()
 	w.send(func(ctx context.Context) (int64, error) {

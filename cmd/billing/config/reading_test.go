@@ -115,7 +115,7 @@ func TestReading(t *testing.T) {
 		}},
 		{"items of other types", edit("[EUR, USD]", "[EUR, 7, usd]"), nil, []string{
 			"config.yaml:12: message.currencies[1]: want text, got a number: put it in quotes",
-			"config.yaml:12: message.currencies[2]: \"usd\": want three upper-case letters, such as EUR",
+			"config.yaml:12: message.currencies[2]: \"usd\": want 3 to 16 of A-Z and 0-9, a letter first, such as EUR",
 		}},
 		{"a shard that is text", edit("  - name: a\n    dsn: app:s3cr3tPw@tcp(db-a:3306)/billing\n", "  - app:s3cr3tPw@tcp(db-a:3306)/billing\n"), nil, []string{
 			"config.yaml:6: shards[0]: want a mapping, got text",
@@ -149,7 +149,7 @@ func TestReading(t *testing.T) {
 		{"file and variables", edit("topic: events", "topik: events"), []string{"BILLING_MESSAGE_CURRENCIES=eur"}, []string{
 			"config.yaml:2: kafka.topic: is missing: there is no default; give it here or as BILLING_KAFKA_TOPIC",
 			"config.yaml:4: kafka.topik: unknown key: did you mean topic?",
-			"BILLING_MESSAGE_CURRENCIES: message.currencies[0]: \"eur\": want three upper-case letters, such as EUR",
+			"BILLING_MESSAGE_CURRENCIES: message.currencies[0]: \"eur\": want 3 to 16 of A-Z and 0-9, a letter first, such as EUR",
 		}},
 	} {
 		t.Run(c.name, c.run)

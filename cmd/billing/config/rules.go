@@ -84,7 +84,7 @@ var (
 	jobForm      = regexp.MustCompile(`^[a-z0-9-]{1,40}$`)
 	kafkaForm    = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,249}$`)
 	shardForm    = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`)
-	currencyForm = regexp.MustCompile(`^[A-Z]{3}$`)
+	currencyForm = regexp.MustCompile(`^[A-Z][A-Z0-9]{2,15}$`)
 )
 
 func (k *check) job() {
@@ -132,23 +132,21 @@ func (k *check) kafka() {
 
 func (k *check) times() {
 	c := k.c
-	within(k, "checkpoint.interval", c.Checkpoint.Interval, 50*time.Millisecond, time.Minute, "charges show in the tables about so long after they were read")
+	within(k, "checkpoint.interval", c.Checkpoint.Interval, 10*time.Millisecond, time.Minute, "charges show in the tables about so long after they were read")
 	within(k, "checkpoint.max_records", c.Checkpoint.MaxRecords, 1, 1_000_000, "an epoch's writes are one branch on each shard")
 	within(k, "checkpoint.max_bytes", c.Checkpoint.MaxBytes, 1<<20, 1<<30, "one message may have 1 MiB, and an epoch is held in memory")
-	within(k, "dedup.lateness", c.Dedup.Lateness, time.Minute, 3650*day, "older events are refused, and ids are remembered so long")
+	within(k, "dedup.lateness", c.Dedup.Lateness, time.Second, 3650*day, "older events are refused, and ids are remembered so long")
 	within(k, "dedup.skew", c.Dedup.Skew, 0, day, "events so far ahead of the clock are still booked")
 	within(k, "dedup.max_ids", c.Dedup.MaxIDs, 1, 10_000_000_000, "each takes 35 to 60 bytes of memory")
-	if !within(k, "aggregate.window", c.Aggregate.Window, time.Minute, day, "it is the time span of one row of the totals") {
+	if !within(k, "aggregate.window", c.Aggregate.Window, time.Second, day, "it is the time span of one row of the totals") {
 		return
 	}
-	if day%c.Aggregate.Window != 0 {
+	if c.Aggregate.Window%time.Second != 0 {
+		k.fail("aggregate.window", "%s is not a whole number of seconds", formatDuration(c.Aggregate.Window))
+	} else if day%c.Aggregate.Window != 0 {
 		k.fail("aggregate.window", "a day is not a whole number of windows of %s: rows would span midnight, and with it months; take one that divides 24h, such as 15m, 1h or 1d", formatDuration(c.Aggregate.Window))
 	}
-	if k.usable("dedup.lateness") && c.Dedup.Lateness >= time.Minute && c.Dedup.Lateness < c.Aggregate.Window {
-		k.fail(k.givenOf("dedup.lateness", "aggregate.window"), "dedup.lateness (%s) is less than aggregate.window (%s): events of a window that is still open would be refused as too old",
-			formatDuration(c.Dedup.Lateness), formatDuration(c.Aggregate.Window))
-	}
-	if k.usable("dedup.lateness") && k.usable("dedup.skew") && c.Dedup.Skew <= day && c.Dedup.Lateness >= time.Minute && c.Dedup.Skew > c.Dedup.Lateness {
+	if k.usable("dedup.lateness") && k.usable("dedup.skew") && c.Dedup.Skew <= day && c.Dedup.Lateness >= time.Second && c.Dedup.Skew > c.Dedup.Lateness {
 		k.fail(k.givenOf("dedup.skew", "dedup.lateness"), "dedup.skew (%s) is more than dedup.lateness (%s): one event from the future would make all of the present too old",
 			formatDuration(c.Dedup.Skew), formatDuration(c.Dedup.Lateness))
 	}
@@ -218,7 +216,7 @@ func (k *check) messages() {
 				continue
 			}
 			if !currencyForm.MatchString(cur) {
-				k.fail(path, "%s: want three upper-case letters, such as EUR", show(cur))
+				k.fail(path, "%s: want 3 to 16 of A-Z and 0-9, a letter first, such as EUR", show(cur))
 			} else if first, twice := seen[cur]; twice {
 				k.fail(path, "%s is the same as message.currencies[%d]", show(cur), first)
 			}

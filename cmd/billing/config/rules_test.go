@@ -41,15 +41,15 @@ func TestRules(t *testing.T) {
 			"config.yaml:13: admin.listen: \"8080\": want host:port or :port, such as :8080",
 		}},
 
-		{"too little", good + "kafka_: 1\ncheckpoint: {interval: 10ms, max_records: 0, max_bytes: 5}\ndedup: {lateness: 1s, skew: -1s, max_ids: 0}\naggregate: {window: 1s}\n", nil, []string{
+		{"too little", good + "kafka_: 1\ncheckpoint: {interval: 9ms, max_records: 0, max_bytes: 5}\ndedup: {lateness: 999ms, skew: -1s, max_ids: 0}\naggregate: {window: 500ms}\n", nil, []string{
 			"config.yaml:13: kafka_: unknown key: did you mean kafka?",
-			"config.yaml:14: checkpoint.interval: 10ms is less than 50ms, the least allowed: charges show in the tables about so long after they were read",
+			"config.yaml:14: checkpoint.interval: 9ms is less than 10ms, the least allowed: charges show in the tables about so long after they were read",
 			"config.yaml:14: checkpoint.max_records: 0 is less than 1, the least allowed: an epoch's writes are one branch on each shard",
 			"config.yaml:14: checkpoint.max_bytes: 5 is less than 1048576, the least allowed: one message may have 1 MiB, and an epoch is held in memory",
-			"config.yaml:15: dedup.lateness: 1s is less than 1m, the least allowed: older events are refused, and ids are remembered so long",
+			"config.yaml:15: dedup.lateness: 999ms is less than 1s, the least allowed: older events are refused, and ids are remembered so long",
 			"config.yaml:15: dedup.skew: -1s is less than 0s, the least allowed: events so far ahead of the clock are still booked",
 			"config.yaml:15: dedup.max_ids: 0 is less than 1, the least allowed: each takes 35 to 60 bytes of memory",
-			"config.yaml:16: aggregate.window: 1s is less than 1m, the least allowed: it is the time span of one row of the totals",
+			"config.yaml:16: aggregate.window: 500ms is less than 1s, the least allowed: it is the time span of one row of the totals",
 		}},
 		{"too much", edit("topic: events", "topic: events\n  session_timeout: 1h\n  transaction_timeout: 1h") + "checkpoint: {interval: 1h}\naggregate: {window: 2d}\n", nil, []string{
 			"config.yaml:5: kafka.session_timeout: 1h is more than 30m, the most allowed: so long a dead instance's lanes stand still; brokers allow 6s to 30m by default",
@@ -60,8 +60,8 @@ func TestRules(t *testing.T) {
 		{"a window that does not divide a day", good + "aggregate: {window: 7h}\n", nil, []string{
 			"config.yaml:13: aggregate.window: a day is not a whole number of windows of 7h: rows would span midnight, and with it months; take one that divides 24h, such as 15m, 1h or 1d",
 		}},
-		{"lateness and window", good + "dedup: {lateness: 30m}\n", nil, []string{
-			"config.yaml:13: dedup.lateness: dedup.lateness (30m) is less than aggregate.window (1h): events of a window that is still open would be refused as too old",
+		{"a window with a part of a second", good + "aggregate: {window: 1500ms}\n", nil, []string{
+			"config.yaml:13: aggregate.window: 1.5s is not a whole number of seconds",
 		}},
 		{"skew and lateness", good + "dedup:\n  lateness: 2h\n  skew: 3h\n", nil, []string{
 			"config.yaml:15: dedup.skew: dedup.skew (3h) is more than dedup.lateness (2h): one event from the future would make all of the present too old",

@@ -1,0 +1,329 @@
+package loadgen
+
+import (
+	"bytes"
+	"encoding/json"
+	"math"
+	"math/big"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+func testConfig() Config {
+	return Config{
+		Count: 6_000, Accounts: 300, Skew: 0.4, Duplicates: 0.2, Bad: 0.1, Seed: 7, Partitions: 4,
+		Now: time.Date(2027, 3, 1, 0, 20, 30, 123456789, time.UTC), Window: time.Hour,
+		TypePrefix: "com.example.billing.", Currencies: []string{"USD", "EUR", "JPY"},
+	}
+}
+
+func all(g *Generator) []Message {
+	var messages []Message
+	for {
+		m, more := g.Next()
+		if !more {
+			return messages
+		}
+		messages = append(messages, m)
+	}
+}
+
+func TestSameConfigSameLoad(t *testing.T) {
+	one, two := New(testConfig()), New(testConfig())
+	if !reflect.DeepEqual(all(one), all(two)) || !reflect.DeepEqual(one.Expected(), two.Expected()) {
+		t.Error("the same configuration gave two loads")
+	}
+	cfg := testConfig()
+	cfg.Seed++
+	other := New(cfg)
+	if reflect.DeepEqual(all(New(testConfig())), all(other)) || reflect.DeepEqual(one.Expected(), other.Expected()) {
+		t.Error("another seed gave the same load")
+	}
+}
+
+// recount finds out what must come of the messages by reading them.
+func recount(t *testing.T, messages []Message, cfg Config) Expected {
+	type key struct{ account, sku, unit, currency, window, period string }
+	type sum struct {
+		charge, credit, quantity big.Rat
+		entries                  int64
+	}
+	type id struct {
+		partition  int32
+		source, id string
+	}
+	sums := map[key]*sum{}
+	first := map[id]string{}
+	newest := map[int32]time.Time{}
+	var e Expected
+	for _, m := range messages {
+		e.Messages++
+		r, reason := read(m, cfg)
+		if reason == "" && r.at.Before(newest[m.Partition].Add(-35*day)) {
+			reason = "too_old"
+		}
+		if reason != "" {
+			e.Outcomes.Rejected++
+			continue
+		}
+		if age := cfg.Now.Sub(r.at); age < 0 || age > 31*day {
+			t.Fatalf("a good event of %s, %s before now", r.at, age)
+		}
+		i := id{m.Partition, r.source, r.id}
+		if was, known := first[i]; known {
+			if was == r.content() {
+				e.Outcomes.Duplicate++
+			} else {
+				e.Outcomes.Conflict++
+			}
+			continue
+		}
+		first[i] = r.content()
+		if r.at.After(newest[m.Partition]) {
+			newest[m.Partition] = r.at
+		}
+		e.Outcomes.Applied++
+		seconds := r.at.Unix()
+		k := key{r.account, r.sku, r.unit, r.currency,
+			time.Unix(seconds-seconds%int64(cfg.Window.Seconds()), 0).UTC().Format("2006-01-02 15:04:05"),
+			strings.Join(strings.Split(r.at.Format("2006-01-02"), "-")[:2], "-")}
+		s := sums[k]
+		if s == nil {
+			s = new(sum)
+			sums[k] = s
+		}
+		s.entries++
+		if r.kind == "charge" {
+			s.charge.Add(&s.charge, r.amount)
+			s.quantity.Add(&s.quantity, r.quantity)
+		} else {
+			s.credit.Add(&s.credit, r.amount)
+			s.quantity.Sub(&s.quantity, r.quantity)
+		}
+	}
+	for k, s := range sums {
+		e.Totals = append(e.Totals, Total{"default", k.account, k.sku, k.unit, k.currency, k.window, k.period,
+			s.charge.FloatString(12), s.credit.FloatString(12), new(big.Rat).Add(&s.charge, &s.credit).FloatString(12),
+			s.quantity.FloatString(12), s.entries})
+	}
+	slices.SortFunc(e.Totals, func(a, b Total) int {
+		return slices.Compare(
+			[]string{a.AccountID, a.SKU, a.Unit, a.Currency, a.WindowStart, a.BookedPeriod},
+			[]string{b.AccountID, b.SKU, b.Unit, b.Currency, b.WindowStart, b.BookedPeriod})
+	})
+	return e
+}
+
+func TestExpectedIsWhatTheMessagesSay(t *testing.T) {
+	other := testConfig()
+	other.Seed, other.Window, other.TypePrefix, other.Currencies = -3, 15*time.Minute, "x.", []string{"KWD"}
+	other.Accounts, other.Partitions, other.Skew, other.Now = 1, 1, 0, other.Now.In(time.FixedZone("", -8*3600))
+	none := testConfig()
+	none.Duplicates, none.Bad = 0, 0
+	onlyBad := testConfig()
+	onlyBad.Duplicates, onlyBad.Bad = 0, 1
+	for name, cfg := range map[string]Config{"usual": testConfig(), "other": other, "none": none, "onlyBad": onlyBad} {
+		t.Run(name, func(t *testing.T) {
+			g := New(cfg)
+			messages := all(g)
+			if len(messages) != cfg.Count {
+				t.Fatalf("%d messages, not %d", len(messages), cfg.Count)
+			}
+			expected, counted := g.Expected(), recount(t, messages, cfg)
+			if expected.Messages != counted.Messages || expected.Outcomes != counted.Outcomes {
+				t.Fatalf("expected %d, %+v\ncounted  %d, %+v", expected.Messages, expected.Outcomes, counted.Messages, counted.Outcomes)
+			}
+			if len(expected.Totals) != len(counted.Totals) {
+				t.Fatalf("%d totals expected, %d counted", len(expected.Totals), len(counted.Totals))
+			}
+			for i := range expected.Totals {
+				if expected.Totals[i] != counted.Totals[i] {
+					t.Fatalf("expected %+v\ncounted  %+v", expected.Totals[i], counted.Totals[i])
+				}
+			}
+			share := func(what string, n int64, want float64) {
+				if got := float64(n) / float64(cfg.Count); math.Abs(got-want) > 0.03 {
+					t.Errorf("share of %s is %.3f, not %.3f", what, got, want)
+				}
+			}
+			share("repeats", counted.Outcomes.Duplicate+counted.Outcomes.Conflict, cfg.Duplicates)
+			share("conflicts", counted.Outcomes.Conflict, cfg.Duplicates/10)
+			share("bad messages", counted.Outcomes.Rejected, cfg.Bad)
+		})
+	}
+}
+
+// A good message is spoiled in every way and form, and is then bad for that
+// reason; what was spoiled was good before.
+func TestEverySpoilingIsBad(t *testing.T) {
+	cfg := testConfig()
+	g := New(cfg)
+	all(g)
+	for i, way := range spoilings {
+		forms := map[form]int{}
+		for range 60 {
+			h, style := g.invent(), g.rng.Uint64()
+			if _, reason := read(g.message(h, g.write(h, style)), cfg); reason != "" {
+				t.Fatalf("a good message is %s", reason)
+			}
+			d := g.write(h, style)
+			forms[d.form]++
+			newest := cfg.Now.Add(-time.Hour)
+			way.spoil(&spoiler{g.rng, cfg.Now, newest, cfg.TypePrefix, h.credit, absentCurrency(cfg.Currencies)}, d)
+			m := g.message(h, d)
+			r, reason := read(m, cfg)
+			if reason == "" && r.at.Before(newest.Add(-35*day)) {
+				reason = "too_old"
+			}
+			if reason != way.reason {
+				t.Fatalf("spoiling %d, which is to be %s, is %q: %s %q", i, way.reason, reason, m.Headers, m.Value)
+			}
+		}
+		if len(forms) != 3 {
+			t.Errorf("spoiling %d was tried on %d forms", i, len(forms))
+		}
+	}
+}
+
+func TestRepeats(t *testing.T) {
+	cfg := testConfig()
+	type place struct {
+		at      int
+		message Message
+	}
+	first := map[string]place{}
+	var near, far, exact, rewritten, rebodied int
+	for i, m := range all(New(cfg)) {
+		r, reason := read(m, cfg)
+		if reason != "" || r.at.Before(cfg.Now.Add(-40*day)) {
+			continue
+		}
+		id := r.source + "\x00" + r.id
+		was, known := first[id]
+		if !known {
+			first[id] = place{i, m}
+			continue
+		}
+		if was.message.Partition != m.Partition || !bytes.Equal(was.message.Key, m.Key) {
+			t.Fatal("a repeat went to another partition than its original")
+		}
+		if i-was.at < 60 {
+			near++
+		}
+		if i-was.at > 2000 {
+			far++
+		}
+		if reflect.DeepEqual(was.message, m) {
+			exact++
+		} else if other, _ := read(was.message, cfg); other.content() == r.content() {
+			rewritten++
+			if len(was.message.Headers) != len(m.Headers) {
+				rebodied++
+			}
+		}
+	}
+	for what, n := range map[string]int{"near": near, "far": far, "exact": exact, "rewritten": rewritten, "in another mode": rebodied} {
+		if n < 50 {
+			t.Errorf("only %d repeats are %s", n, what)
+		}
+	}
+}
+
+func TestHottestAccounts(t *testing.T) {
+	cfg := testConfig()
+	cfg.Accounts, cfg.Skew = 200, 0.8
+	perAccount := map[string]int{}
+	partitions := map[int32]bool{}
+	for _, m := range all(New(cfg)) {
+		perAccount[string(m.Key)]++
+		partitions[m.Partition] = true
+	}
+	var counts []int
+	for _, n := range perAccount {
+		counts = append(counts, n)
+	}
+	slices.Sort(counts)
+	hottest := 0
+	for _, n := range counts[len(counts)-2:] {
+		hottest += n
+	}
+	if share := float64(hottest) / float64(cfg.Count); math.Abs(share-0.8) > 0.05 {
+		t.Errorf("the two hottest of 200 accounts have %.2f of the messages, not 0.8", share)
+	}
+	if len(perAccount) < 190 || len(partitions) != 4 {
+		t.Errorf("%d accounts in %d partitions", len(perAccount), len(partitions))
+	}
+}
+
+func TestExpectedAsJSON(t *testing.T) {
+	cfg := testConfig()
+	cfg.Count = 0
+	b, err := json.Marshal(New(cfg).Expected())
+	want := `{"messages":0,"outcomes":{"applied":0,"duplicate":0,"conflict":0,"rejected":0},"totals":[]}`
+	if err != nil || string(b) != want {
+		t.Errorf("%s, %v", b, err)
+	}
+	names := map[string]any{}
+	b, _ = json.Marshal(Total{})
+	if err := json.Unmarshal(b, &names); err != nil {
+		t.Fatal(err)
+	}
+	for _, column := range strings.Fields("tenant_id account_id sku unit currency window_start booked_period charge_amount credit_amount net_amount quantity entry_count") {
+		if _, found := names[column]; !found {
+			t.Errorf("a total has no %s", column)
+		}
+		delete(names, column)
+	}
+	if len(names) > 0 {
+		t.Errorf("a total has %v, which is no column of the view", names)
+	}
+}
+
+func TestCheckNamesEveryProblem(t *testing.T) {
+	if err := testConfig().Check(); err != nil {
+		t.Fatal(err)
+	}
+	err := Config{Count: -1, Skew: math.NaN(), Duplicates: 0.7, Bad: 0.7, Window: 7 * time.Hour}.Check()
+	if err == nil {
+		t.Fatal("accepted")
+	}
+	for _, name := range []string{"count", "accounts", "skew", "together", "partitions", "now", "window", "type prefix", "currencies"} {
+		if !strings.Contains(err.Error(), name) {
+			t.Errorf("nothing about %s in %v", name, err)
+		}
+	}
+}
+
+func BenchmarkNext(b *testing.B) {
+	cfg := testConfig()
+	cfg.Count = math.MaxInt
+	g := New(cfg)
+	b.ReportAllocs()
+	for b.Loop() {
+		g.Next()
+	}
+}
+
+// The order of styles must not matter: a style alone decides how a message is
+// written.
+func TestStyleAloneDecides(t *testing.T) {
+	g := New(testConfig())
+	h := g.invent()
+	styles := rand.New(rand.NewPCG(1, 2))
+	seen := map[string]bool{}
+	for range 50 {
+		style := styles.Uint64()
+		one, two := g.message(h, g.write(h, style)), g.message(h, g.write(h, style))
+		if !reflect.DeepEqual(one, two) {
+			t.Fatal("one style, two messages")
+		}
+		seen[string(one.Value)] = true
+	}
+	if len(seen) < 20 {
+		t.Errorf("50 styles gave only %d different values", len(seen))
+	}
+}

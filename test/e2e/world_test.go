@@ -1,0 +1,400 @@
+package e2e
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/big"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"billing/test/servers"
+)
+
+// world is one test's job: its topic, its databases, its configuration.
+type world struct {
+	t          *testing.T
+	job, topic string
+	partitions int32
+	shards     []*sql.DB
+	servers    []*servers.MySQLServer
+	dsns       []string
+	config     string
+	dir        string
+	producer   *kgo.Client
+	admin      *kgo.Client
+
+	sent   int64 // records that the service must account for
+	oracle map[string]*big.Rat
+}
+
+type option func(*settings)
+
+type settings struct {
+	partitions int32
+	interval   string
+	extra      string // YAML
+	brokers    string
+	kafka      *servers.KafkaServer
+	mysql      []*servers.MySQLServer
+}
+
+func withPartitions(n int32) option   { return func(s *settings) { s.partitions = n } }
+func withInterval(d string) option    { return func(s *settings) { s.interval = d } }
+func withSettings(yaml string) option { return func(s *settings) { s.extra += yaml } }
+func withServers(k *servers.KafkaServer, m ...*servers.MySQLServer) option {
+	return func(s *settings) { s.kafka, s.mysql = k, m }
+}
+
+// newWorld makes a topic, a database on each of the first n servers, and the
+// tables.
+func newWorld(t *testing.T, shards int, opts ...option) *world {
+	t.Helper()
+	s := settings{partitions: 1, interval: "200ms", kafka: shared.kafka, mysql: shared.mysql[:shards]}
+	for _, o := range opts {
+		o(&s)
+	}
+	id := uuid.NewString()[:8]
+	w := &world{t: t, job: "job-" + id, topic: "in-" + id, partitions: s.partitions, dir: t.TempDir(), servers: s.mysql, oracle: map[string]*big.Rat{}}
+	s.kafka.CreateTopic(t, w.topic, s.partitions, map[string]string{"max.message.bytes": "4194304"})
+	w.producer = s.kafka.Client(t, kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(w.topic), kgo.ProducerBatchMaxBytes(4<<20))
+	w.admin = s.kafka.Client(t)
+
+	var list strings.Builder
+	for i, m := range s.mysql {
+		dsn := m.NewDatabase(t)
+		w.dsns = append(w.dsns, dsn)
+		fmt.Fprintf(&list, "  - name: s%d\n    dsn: %q\n", i, dsn)
+		db, err := sql.Open("mysql", dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = db.Close() })
+		w.shards = append(w.shards, db)
+	}
+	w.config = filepath.Join(w.dir, "config.yaml")
+	yaml := fmt.Sprintf(`job: %s
+kafka:
+  brokers: [%q]
+  topic: %s
+  session_timeout: 6s
+shards:
+%scheckpoint:
+  interval: %s
+message:
+  type_prefix: com.example.billing.
+  currencies: [USD, EUR, JPY, KWD, KRW, IRR]
+admin:
+  listen: "127.0.0.1:0"
+first_start: true
+%s`, w.job, s.kafka.Addr(), w.topic, list.String(), s.interval, s.extra)
+	if err := os.WriteFile(w.config, []byte(yaml), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	w.command("migrate").mustExit(0)
+	return w
+}
+
+// ---- messages
+
+// charge sends n charges with fresh ids to a partition and adds them to the
+// oracle. It returns the ids.
+func (w *world) charge(partition int32, n int) []string {
+	w.t.Helper()
+	ids := make([]string, n)
+	for i := range ids {
+		ids[i] = uuid.NewString()
+	}
+	w.send(partition, ids...)
+	for _, id := range ids {
+		w.expect(chargeOf(id))
+	}
+	return ids
+}
+
+// again sends the same charges a second time: duplicates.
+func (w *world) again(partition int32, ids []string) {
+	w.t.Helper()
+	w.send(partition, ids...)
+}
+
+func (w *world) expect(account, amount string) {
+	r, ok := new(big.Rat).SetString(amount)
+	if !ok {
+		w.t.Fatalf("amount %q", amount)
+	}
+	if w.oracle[account] == nil {
+		w.oracle[account] = new(big.Rat)
+	}
+	w.oracle[account].Add(w.oracle[account], r)
+}
+
+// chargeOf is the account and amount of a charge, from its random id.
+func chargeOf(id string) (account, amount string) {
+	n, err := strconv.ParseUint(id[:8], 16, 64)
+	if err != nil {
+		panic(err)
+	}
+	return "acct-" + id[:1], fmt.Sprintf("%d.%012d", n%1000, n)
+}
+
+func (w *world) send(partition int32, ids ...string) {
+	w.t.Helper()
+	records := make([]*kgo.Record, len(ids))
+	for i, id := range ids {
+		account, amount := chargeOf(id)
+		records[i] = &kgo.Record{Partition: partition, Value: message(id, account, amount), Headers: structured}
+	}
+	w.produce(records...)
+}
+
+var structured = []kgo.RecordHeader{{Key: "content-type", Value: []byte("application/cloudevents+json; charset=UTF-8")}}
+
+func message(id, account, amount string) []byte {
+	b, err := json.Marshal(map[string]any{
+		"specversion": "1.0", "id": id, "source": "/e2e", "type": "com.example.billing.charge.v1", "subject": account,
+		"time": time.Now().Add(-time.Minute).UTC().Format(time.RFC3339Nano),
+		"data": map[string]any{"amount": amount, "currency": "USD"},
+	})
+	if err != nil {
+		panic(err)
+	}
+	return b
+}
+
+func (w *world) produce(records ...*kgo.Record) {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	if err := w.producer.ProduceSync(ctx, records...).FirstErr(); err != nil {
+		w.t.Fatalf("produce: %v", err)
+	}
+	w.sent += int64(len(records))
+}
+
+// ---- what MySQL says
+
+// epochs returns, for each shard, the seq of the lane's last epoch row, 0
+// without one. It fails if the chain has a hole.
+func (w *world) epochs(partition int32) []int64 {
+	w.t.Helper()
+	var out []int64
+	for i, db := range w.shards {
+		rows, err := db.Query("SELECT seq, offset_from, offset_next, records_in, applied + duplicates + conflicts + rejected FROM billing_epoch WHERE kafka_topic = ? AND kafka_partition = ? ORDER BY seq", w.topic, partition)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		var last, next int64
+		for rows.Next() {
+			var seq, from, to, in, sum int64
+			if err := rows.Scan(&seq, &from, &to, &in, &sum); err != nil {
+				w.t.Fatal(err)
+			}
+			if seq != last+1 || (last > 0 && from != next) || in != sum {
+				w.t.Fatalf("shard %d, partition %d: epoch %d [%d,%d) in %d = %d follows epoch %d that ended at %d", i, partition, seq, from, to, in, sum, last, next)
+			}
+			last, next = seq, to
+		}
+		if err := rows.Err(); err != nil {
+			w.t.Fatal(err)
+		}
+		out = append(out, last)
+	}
+	return out
+}
+
+// prepared returns, for each shard, how many prepared branches of this job its
+// server lists.
+func (w *world) prepared() []int {
+	w.t.Helper()
+	var out []int
+	for i, db := range w.shards {
+		var set []byte
+		if err := db.QueryRow("SELECT set_id FROM billing_meta").Scan(&set); err != nil {
+			w.t.Fatal(err)
+		}
+		n := 0
+		for _, b := range w.servers[i].XABranches(w.t) {
+			if strings.HasPrefix(b.GTRID, ownerPrefix(w.job, set)) {
+				n++
+			}
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// accounted is the number of records of all committed epochs on shard 0.
+func (w *world) accounted() (n int64, err error) {
+	err = w.shards[0].QueryRow("SELECT COALESCE(SUM(records_in), 0) FROM billing_epoch").Scan(&n)
+	return n, err
+}
+
+// waitAccounted waits until every record sent has its outcome on every shard.
+func (w *world) waitAccounted() {
+	w.t.Helper()
+	servers.Eventually(w.t, 2*time.Minute, func() error {
+		for i, db := range w.shards {
+			var n int64
+			if err := db.QueryRow("SELECT COALESCE(SUM(records_in), 0) FROM billing_epoch").Scan(&n); err != nil {
+				return err
+			}
+			if n != w.sent {
+				return fmt.Errorf("shard %d: %d of %d records accounted for", i, n, w.sent)
+			}
+		}
+		return nil
+	})
+}
+
+// exact fails unless the totals are the oracle's, the ledger agrees, every
+// record is accounted for once, the chains have no hole and nothing is left
+// prepared.
+func (w *world) exact() {
+	w.t.Helper()
+	got := map[string]*big.Rat{}
+	ledger := map[string]*big.Rat{}
+	for _, db := range w.shards {
+		sum(w.t, db, got, "SELECT account_id, CAST(SUM(net_amount) AS CHAR) FROM billing_totals GROUP BY account_id")
+		sum(w.t, db, ledger, "SELECT account_id, CAST(SUM(amount) AS CHAR) FROM billing_ledger GROUP BY account_id")
+	}
+	compare(w.t, "billing_totals", got, w.oracle)
+	compare(w.t, "billing_ledger", ledger, w.oracle)
+	for p := range w.partitions {
+		e := w.epochs(p)
+		for i := range e {
+			if e[i] != e[0] {
+				w.t.Errorf("partition %d: shards at different epochs: %v", p, e)
+			}
+		}
+	}
+	if n, err := w.accounted(); err != nil || n != w.sent {
+		w.t.Errorf("%d records accounted for, %d sent (%v)", n, w.sent, err)
+	}
+	for i, n := range w.prepared() {
+		if n != 0 {
+			w.t.Errorf("shard %d: %d branches left prepared", i, n)
+		}
+	}
+}
+
+func sum(t *testing.T, db *sql.DB, into map[string]*big.Rat, query string) {
+	t.Helper()
+	rows, err := db.Query(query)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var account, amount string
+		if err := rows.Scan(&account, &amount); err != nil {
+			t.Fatal(err)
+		}
+		r, ok := new(big.Rat).SetString(amount)
+		if !ok {
+			t.Fatalf("amount %q", amount)
+		}
+		if into[account] == nil {
+			into[account] = new(big.Rat)
+		}
+		into[account].Add(into[account], r)
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func compare(t *testing.T, what string, got, want map[string]*big.Rat) {
+	t.Helper()
+	for account, r := range want {
+		if got[account] == nil || got[account].Cmp(r) != 0 {
+			t.Errorf("%s: account %s: got %v, want %s", what, account, got[account], r.FloatString(12))
+		}
+	}
+	for account, r := range got {
+		if want[account] == nil && r.Sign() != 0 {
+			t.Errorf("%s: account %s: got %s, nothing was sent", what, account, r.FloatString(12))
+		}
+	}
+}
+
+// ---- what Kafka says
+
+// decision is the part of D that these tests look at.
+type decision struct {
+	Incarnation int64  `json:"incarnation"`
+	Seq         int64  `json:"seq"`
+	GTRID       string `json:"gtrid"`
+	Next        int64  `json:"next"`
+}
+
+// decided reads D from the group's offset as it is committed now; a transaction
+// that is open is not waited for.
+func (w *world) decided(partition int32) decision {
+	w.t.Helper()
+	req := kmsg.NewPtrOffsetFetchRequest()
+	g := kmsg.NewOffsetFetchRequestGroup()
+	g.Group = w.job
+	rt := kmsg.NewOffsetFetchRequestGroupTopic()
+	rt.Topic, rt.Partitions = w.topic, []int32{partition}
+	g.Topics = append(g.Topics, rt)
+	req.Groups = append(req.Groups, g)
+	req.Group = w.job
+	ot := kmsg.NewOffsetFetchRequestTopic()
+	ot.Topic, ot.Partitions = w.topic, []int32{partition}
+	req.Topics = append(req.Topics, ot)
+	req.RequireStable = false
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	resp, err := req.RequestWith(ctx, w.admin)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var metadata *string
+	for _, g := range resp.Groups {
+		for _, t := range g.Topics {
+			for _, p := range t.Partitions {
+				metadata = p.Metadata
+			}
+		}
+	}
+	for _, t := range resp.Topics {
+		for _, p := range t.Partitions {
+			metadata = p.Metadata
+		}
+	}
+	if metadata == nil || *metadata == "" {
+		return decision{}
+	}
+	var d decision
+	if err := json.Unmarshal([]byte(*metadata), &d); err != nil {
+		w.t.Fatalf("D is not JSON: %v: %s", err, *metadata)
+	}
+	return d
+}
+
+// transactionState asks the broker for the lane's transaction.
+func (w *world) transactionState(partition int32) (string, error) {
+	req := kmsg.NewPtrDescribeTransactionsRequest()
+	req.TransactionalIDs = []string{fmt.Sprintf("%s.%s.%d", w.job, w.topic, partition)}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	resp, err := req.RequestWith(ctx, w.admin)
+	if err != nil {
+		return "", err
+	}
+	if len(resp.TransactionStates) != 1 {
+		return "", errors.New("no such transactional id")
+	}
+	return resp.TransactionStates[0].State, nil
+}
