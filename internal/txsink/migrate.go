@@ -1,0 +1,256 @@
+package txsink
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"billing/internal/checkpoint"
+	"billing/migrations"
+)
+
+// ReasonBranchesPrepared is Migrate's own refusal: prepared branches hold locks
+// on the tables, and their epochs were written for the tables as they are.
+const ReasonBranchesPrepared = "branches-prepared"
+
+// Migrate creates or updates the tables on all shards, and records once whose
+// they are. It can be run again at any time, also after it was broken off. It
+// returns nil; or refusals, each a *checkpoint.Refusal, joined; or a plain error
+// when a server could not be reached or failed. The databases are there already.
+func Migrate(ctx context.Context, cfg Config, progress io.Writer) (err error) {
+	patience := cfg.withDefaults().StatementTimeout
+	cfg.StatementTimeout = time.Hour // a large table may be rebuilt
+	s, err := Open(cfg)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.Close()) }()
+	all, err := migrations.All()
+	if err != nil {
+		return err
+	}
+	m := &migrator{sink: s, all: all, progress: progress, patience: patience}
+	defer m.close()
+	for _, step := range []func(context.Context) error{m.connect, m.identify, m.noBranches} {
+		if err := step(ctx); err != nil {
+			return err
+		}
+	}
+	for i := range m.shards {
+		if err := m.run(ctx, &m.shards[i]); err != nil {
+			return m.shards[i].failed(err)
+		}
+	}
+	return nil
+}
+
+type migrator struct {
+	sink     *Sink
+	all      []migrations.Migration
+	progress io.Writer
+	patience time.Duration // with a server that does not answer at all
+	shards   []migrating
+	set      checkpoint.UUID
+}
+
+// migrating is one shard under the migration's lock, which its connection holds.
+type migrating struct {
+	*shard
+	c    *sql.Conn
+	here string // @@server_uuid
+	meta *meta  // nil before the first time
+}
+
+func (m *migrator) close() {
+	for _, sh := range m.shards {
+		_ = sh.c.Close()
+	}
+}
+
+// connect checks the servers and takes the locks, in the shards' order, so that
+// two migrations of one set wait for each other.
+func (m *migrator) connect(ctx context.Context) error {
+	places := make(map[string]string)
+	for _, s := range m.sink.shards {
+		lctx, cancel := context.WithTimeout(ctx, m.patience)
+		v, err := s.look(lctx)
+		cancel()
+		if err != nil {
+			return s.failed(err)
+		}
+		if err := errors.Join(v.productProblem(s.name), v.readOnlyProblem(s.name)); err != nil {
+			return err
+		}
+		c, err := s.db.Conn(ctx)
+		if err != nil {
+			return s.failed(fmt.Errorf("connect: %w", err))
+		}
+		sh := migrating{shard: s, c: c, here: v.vars["server_uuid"]}
+		m.shards = append(m.shards, sh)
+		// The connection idles while other shards are worked on.
+		if _, err := c.ExecContext(ctx, "SET SESSION wait_timeout = 86400"); err != nil {
+			return s.failed(err)
+		}
+		var database string
+		if err := c.QueryRowContext(ctx, "SELECT DATABASE()").Scan(&database); err != nil {
+			return s.failed(err)
+		}
+		place := sh.here + "/" + database
+		if other, ok := places[place]; ok {
+			return refuse(checkpoint.ReasonShardsChanged, s.name, fmt.Sprintf("it is the same database as shard %s: %s", other, database), "give each shard a database of its own")
+		}
+		places[place] = s.name
+		name := sha256.Sum256([]byte(database))
+		var got sql.NullInt64
+		if err := c.QueryRowContext(ctx, "SELECT GET_LOCK("+hexLiteral("billing-migrate:"+hex.EncodeToString(name[:16]))+", 10)").Scan(&got); err != nil {
+			return s.failed(fmt.Errorf("take the migration's lock: %w", err))
+		}
+		if got.Int64 != 1 {
+			return s.failed(errors.New("another migrate is at work here: wait for it and try again"))
+		}
+	}
+	return nil
+}
+
+// identify finds out whose tables these are. All of them belong to one set,
+// whose id the first migration of all draws.
+func (m *migrator) identify(ctx context.Context) error {
+	var problems []error
+	metas := make([]*meta, len(m.shards))
+	for i := range m.shards {
+		sh := &m.shards[i]
+		found, ok, err := readMeta(ctx, sh.c)
+		if err != nil {
+			return sh.failed(err)
+		}
+		if !ok {
+			continue
+		}
+		metas[i], sh.meta, m.set = found, found, found.set
+		wrong := sh.metaProblems(found, len(m.shards))
+		if len(wrong) == 0 && found.server != sh.here {
+			if err := sh.acceptServer(ctx, sh.c, found, sh.here); err != nil {
+				wrong = append(wrong, err)
+			}
+		}
+		problems = append(problems, wrong...)
+	}
+	problems = append(problems, oneSet(m.sink.shards, metas)...)
+	if len(problems) > 0 {
+		return errors.Join(problems...)
+	}
+	if m.set.IsZero() {
+		if _, err := rand.Read(m.set[:]); err != nil {
+			return fmt.Errorf("draw the set's id: %w", err)
+		}
+		return nil
+	}
+	return m.noEmptyShard(ctx)
+}
+
+// noEmptyShard refuses to make new tables in a set that has worked: a shard of
+// it would have lost everything.
+func (m *migrator) noEmptyShard(ctx context.Context) error {
+	empty := ""
+	for _, sh := range m.shards {
+		if sh.meta == nil {
+			empty = sh.name
+		}
+	}
+	if empty == "" {
+		return nil
+	}
+	for _, sh := range m.shards {
+		if sh.meta == nil {
+			continue
+		}
+		var lanes int
+		if err := sh.c.QueryRowContext(ctx, "SELECT COUNT(*) FROM billing_lane").Scan(&lanes); err != nil {
+			return sh.failed(fmt.Errorf("read billing_lane: %w", err))
+		}
+		if lanes > 0 {
+			return refuse(checkpoint.ReasonShardsChanged, empty,
+				fmt.Sprintf("it has no tables, but shard %s of its set has %d lanes at work: the shard is another database than before, or has lost everything", sh.name, lanes),
+				"point the DSN at the shard's database, or restore it")
+		}
+	}
+	return nil
+}
+
+// noBranches refuses while branches of this job are prepared. Foreign ones
+// don't matter. Before the set has an id there can be none.
+func (m *migrator) noBranches(ctx context.Context) error {
+	owner := checkpoint.OwnerPrefix(m.sink.cfg.Job, m.set)
+	var problems []error
+	for _, sh := range m.shards {
+		if sh.meta == nil {
+			continue
+		}
+		xids, err := listed(ctx, sh.c)
+		if err != nil {
+			problems = append(problems, sh.xaProblem(ctx, sh.c, err))
+			continue
+		}
+		var ours []string
+		for _, x := range xids {
+			if strings.HasPrefix(x.GTRID, owner) && x.OnShard(sh.number) {
+				ours = append(ours, x.GTRID)
+			}
+		}
+		if len(ours) > 0 {
+			problems = append(problems, refuse(ReasonBranchesPrepared, sh.name,
+				fmt.Sprintf("%d branches of job %s are prepared: %s", len(ours), m.sink.cfg.Job, strings.Join(ours, ", ")),
+				"stop the service in good order, or resolve them with: billing xa resolve"))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// run brings one shard up to date.
+func (m *migrator) run(ctx context.Context, sh *migrating) error {
+	done, err := readSchema(ctx, sh.c)
+	if err != nil && !isAnswer(err, errNoSuchTable) {
+		return err
+	}
+	if problem := sh.strangeMigrations(m.all, done); problem != nil {
+		return problem
+	}
+	for _, mig := range m.all {
+		if _, ok := done[mig.Version]; ok {
+			continue
+		}
+		statements, err := mig.Statements()
+		if err != nil {
+			return err
+		}
+		for _, statement := range statements {
+			if _, err := sh.c.ExecContext(ctx, statement); err != nil {
+				return fmt.Errorf("%s: %.60q (nothing is lost: run migrate again): %w", mig.Name, statement, err)
+			}
+		}
+		if _, err := sh.c.ExecContext(ctx, "INSERT INTO billing_schema (version, name, checksum) VALUES ("+strconv.Itoa(mig.Version)+", "+
+			hexLiteral(mig.Name)+", "+hexLiteral(mig.Checksum[:])+")"); err != nil {
+			return fmt.Errorf("%s: record it in billing_schema: %w", mig.Name, err)
+		}
+		fmt.Fprintf(m.progress, "shard %s: %s done\n", sh.name, mig.Name)
+	}
+	if sh.meta == nil {
+		sh.meta = &meta{job: sh.cfg.Job, set: m.set, number: sh.number, count: len(m.shards), server: sh.here}
+		sum := metaChecksum(sh.meta)
+		if _, err := sh.c.ExecContext(ctx, "INSERT INTO billing_meta (id, job, set_id, shard_number, shard_count, server_uuid, checksum) VALUES (1, "+
+			hexLiteral(sh.meta.job)+", "+hexLiteral(sh.meta.set[:])+", "+strconv.Itoa(sh.meta.number)+", "+strconv.Itoa(sh.meta.count)+", "+
+			hexLiteral(sh.meta.server)+", "+hexLiteral(sum[:])+")"); err != nil {
+			return fmt.Errorf("record the shard in billing_meta: %w", err)
+		}
+	}
+	fmt.Fprintf(m.progress, "shard %s: up to date, shard %d of %d in set %s\n", sh.name, sh.number, len(m.shards), m.set)
+	return nil
+}

@@ -1,0 +1,332 @@
+package txsink
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"billing/internal/aggregate"
+	"billing/internal/checkpoint"
+)
+
+const tenant = "default"
+
+const (
+	// maxStatement bounds a statement of several rows, in bytes. MySQL takes a
+	// few hundred rows at a time fastest: with more, what it parses them into
+	// does not fit its caches (a fifth slower at 1 MiB).
+	maxStatement = 128 << 10
+	// maxRow bounds a row, which is sent alone if it is longer than a statement
+	// may be. The largest is a kept record's.
+	maxRow = 1 << 20
+)
+
+// writer sends the rows of one epoch on one shard. Writers are used again, for
+// their buffers.
+type writer struct {
+	statement
+	spare []byte // the row that did not fit
+	keys  []totalRow
+
+	exec       func(ctx context.Context, sql string) (affected int64, err error)
+	branch     *checkpoint.Branch
+	preparedAt int64 // µs since 1970 UTC
+}
+
+type totalRow struct {
+	key   [16]byte
+	of    aggregate.TotalKey
+	total *aggregate.Total
+}
+
+var writers = sync.Pool{New: func() any {
+	w := new(writer)
+	w.hash = sha256.New()
+	return w
+}}
+
+// free drops what belongs to the epoch and keeps the buffers.
+func (w *writer) free() {
+	clear(w.keys)
+	w.exec, w.branch = nil, nil
+	writers.Put(w)
+}
+
+// table is one of the epoch's tables while its rows are sent.
+type table struct {
+	name, head, tail string
+	first            int                     // index of the statement's first row
+	offset           func(i int) int64       // of row i, nil where rows have none
+	affected         func(rows int) [2]int64 // bounds of the rows that a statement may change
+}
+
+func exactly(rows int) [2]int64 { return [2]int64{int64(rows), int64(rows)} }
+
+// fit is called behind each row, which began at mark in w.sql: it sends the
+// rows before it when the statement has become too long.
+func (w *writer) fit(ctx context.Context, t *table, i, mark int) error {
+	if len(w.sql)+len(t.tail) <= maxStatement || w.rows == 1 {
+		return nil
+	}
+	w.spare = append(w.spare[:0], w.sql[mark+1:]...) // without the comma before it
+	w.sql = w.sql[:mark]
+	w.rows--
+	if err := w.send(ctx, t); err != nil {
+		return err
+	}
+	w.start(t.head)
+	t.first = i
+	w.sql = append(w.sql, w.spare...)
+	w.rows = 1
+	return nil
+}
+
+// send sends the statement, if it has rows.
+func (w *writer) send(ctx context.Context, t *table) error {
+	if w.rows == 0 {
+		return nil
+	}
+	w.sql = append(w.sql, t.tail...)
+	affected, err := w.exec(ctx, string(w.sql))
+	if err != nil {
+		return w.refused(t, err)
+	}
+	if want := t.affected(w.rows); affected < want[0] || affected > want[1] {
+		return fmt.Errorf("%s: %d rows changed by a statement with %d rows", w.where(t), affected, w.rows)
+	}
+	return nil
+}
+
+func (w *writer) where(t *table) string {
+	return fmt.Sprintf("%s, topic %s, partition %d, offsets %d to %d", t.name, w.branch.Lane.Topic, w.branch.Lane.Partition,
+		w.branch.OffsetFrom, w.branch.OffsetNext-1)
+}
+
+// refused names the record when MySQL refuses a value that was accepted here.
+func (w *writer) refused(t *table, err error) error {
+	e := answer(err)
+	if e == nil {
+		return fmt.Errorf("%s: %w", w.where(t), err)
+	}
+	// "... for column 'amount' at row 17", counted from 1 in the statement
+	if _, row, ok := strings.Cut(e.Message, " at row "); ok && t.offset != nil {
+		if n, nerr := strconv.Atoi(row); nerr == nil && 1 <= n && n <= w.rows {
+			return fmt.Errorf("%s, refused at offset %d: %w", w.where(t), t.offset(t.first+n-1), err)
+		}
+	}
+	return fmt.Errorf("%s: %w", w.where(t), err)
+}
+
+// lane writes the topic and the partition, with which every table begins.
+func (w *writer) lane() {
+	w.text(w.branch.Lane.Topic)
+	w.int(int64(w.branch.Lane.Partition))
+}
+
+// errLedgerRows marks what went wrong in billing_ledger.
+var errLedgerRows = errors.New("billing_ledger")
+
+func (w *writer) ledger(ctx context.Context, rows []aggregate.LedgerRow) error {
+	t := &table{
+		name:   "insert into billing_ledger",
+		head:   "INSERT INTO billing_ledger (kafka_topic, kafka_partition, kafka_offset, seq, tenant_id, source, event_id, entry_type, account_id, sku, unit, currency, amount, quantity, note, occurred_at, window_start, booked_period, dedup_key, content_hash) VALUES ",
+		offset: func(i int) int64 { return rows[i].Offset }, affected: exactly,
+	}
+	w.start(t.head)
+	for i := range rows {
+		r := &rows[i]
+		mark := len(w.sql)
+		w.row(tagLedger)
+		w.lane()
+		w.int(r.Offset)
+		w.int(w.branch.Seq)
+		w.text(tenant)
+		w.bytes(r.Source)
+		w.bytes(r.ID)
+		w.text(r.Type.String())
+		w.bytes(r.Account)
+		w.bytes(r.SKU)
+		w.bytes(r.Unit)
+		w.text(r.Currency)
+		w.amount(r.Amount)
+		if r.HasQuantity {
+			w.amount(r.Quantity)
+		} else {
+			w.null()
+		}
+		if len(r.Note) > 0 {
+			w.bytes(r.Note)
+		} else {
+			w.null()
+		}
+		w.micros(r.Time)
+		w.seconds(r.WindowStart)
+		w.bytes(r.Period[:])
+		w.bytes(r.Key[:])
+		w.bytes(r.Content[:])
+		w.end()
+		if err := w.fit(ctx, t, i, mark); err != nil {
+			return fmt.Errorf("%w: %w", errLedgerRows, err)
+		}
+	}
+	if err := w.send(ctx, t); err != nil {
+		return fmt.Errorf("%w: %w", errLedgerRows, err)
+	}
+	return nil
+}
+
+// totals adds to billing_total in key order, column to column: MySQL would add
+// a string in DOUBLE.
+func (w *writer) totals(ctx context.Context, totals map[aggregate.TotalKey]*aggregate.Total) error {
+	w.keys = slices.Grow(w.keys[:0], len(totals))
+	for of, total := range totals {
+		w.keys = append(w.keys, totalRow{key: w.totalKey(&of), of: of, total: total})
+	}
+	slices.SortFunc(w.keys, func(a, b totalRow) int { return bytes.Compare(a.key[:], b.key[:]) })
+	t := &table{
+		name: "add to billing_total",
+		head: "INSERT INTO billing_total (total_key, kafka_topic, kafka_partition, tenant_id, account_id, sku, unit, currency, window_start, booked_period, charge_amount, credit_amount, quantity, entry_count, updated_at) VALUES ",
+		tail: " AS new ON DUPLICATE KEY UPDATE charge_amount = billing_total.charge_amount + new.charge_amount, credit_amount = billing_total.credit_amount + new.credit_amount, quantity = billing_total.quantity + new.quantity, entry_count = billing_total.entry_count + new.entry_count, updated_at = new.updated_at",
+		// 1 for a new row, 2 for one that was added to; entry_count always changes
+		affected: func(rows int) [2]int64 { return [2]int64{int64(rows), 2 * int64(rows)} },
+	}
+	w.start(t.head)
+	for i := range w.keys {
+		k := &w.keys[i]
+		mark := len(w.sql)
+		w.row(0)
+		w.bytes(k.key[:])
+		w.identity(&k.of)
+		w.sum(k.total.Charge)
+		w.sum(k.total.Credit)
+		w.sum(k.total.Quantity)
+		w.int(k.total.Entries)
+		w.micros(w.preparedAt)
+		w.endUnhashed()
+		if err := w.fit(ctx, t, i, mark); err != nil {
+			return err
+		}
+	}
+	return w.send(ctx, t)
+}
+
+// identity writes the columns that total_key is the hash of.
+func (w *writer) identity(k *aggregate.TotalKey) {
+	w.lane()
+	w.text(tenant)
+	w.text(k.Account)
+	w.text(k.SKU)
+	w.text(k.Unit)
+	w.text(k.Currency)
+	w.seconds(k.WindowStart)
+	w.bytes(k.Period[:])
+}
+
+func (w *writer) totalKey(k *aggregate.TotalKey) (key [16]byte) {
+	w.start("")
+	w.enc = w.enc[:0]
+	w.identity(k)
+	sum := sha256.Sum256(w.enc)
+	copy(key[:], sum[:])
+	return key
+}
+
+func (w *writer) rejects(ctx context.Context, rows []aggregate.RejectRow) error {
+	t := &table{
+		name:   "insert into billing_rejects",
+		head:   "INSERT INTO billing_rejects (kafka_topic, kafka_partition, kafka_offset, seq, kind, reason, detail, raw_key, raw_value, raw_size, raw_headers, value_hash) VALUES ",
+		offset: func(i int) int64 { return rows[i].Offset }, affected: exactly,
+	}
+	w.start(t.head)
+	var headers []byte
+	for i := range rows {
+		r := &rows[i]
+		mark := len(w.sql)
+		w.row(tagReject)
+		w.lane()
+		w.int(r.Offset)
+		w.int(w.branch.Seq)
+		w.text(string(r.Kind))
+		w.text(r.Reason)
+		w.text(detailText(r.Detail))
+		w.optional(r.Key)
+		w.optional(r.Value)
+		w.int(max(r.Size, 0))
+		headers = headersText(headers[:0], r)
+		w.bytes(headers)
+		w.bytes(r.Hash[:])
+		w.end()
+		if err := w.fit(ctx, t, i, mark); err != nil {
+			return err
+		}
+	}
+	return w.send(ctx, t)
+}
+
+func (w *writer) sums(ctx context.Context, sums map[string]*aggregate.CurrencySum) error {
+	t := &table{
+		name:     "insert into billing_epoch_sum",
+		head:     "INSERT INTO billing_epoch_sum (kafka_topic, kafka_partition, seq, currency, charge_amount, credit_amount, entry_count) VALUES ",
+		affected: exactly,
+	}
+	w.start(t.head)
+	for i, currency := range slices.Sorted(maps.Keys(sums)) {
+		mark := len(w.sql)
+		w.row(tagSum)
+		w.lane()
+		w.int(w.branch.Seq)
+		w.text(currency)
+		w.sum(sums[currency].Charge)
+		w.sum(sums[currency].Credit)
+		w.int(sums[currency].Entries)
+		w.end()
+		if err := w.fit(ctx, t, i, mark); err != nil {
+			return err
+		}
+	}
+	return w.send(ctx, t)
+}
+
+// epoch writes the row of billing_epoch, the last of the branch: its digest
+// covers everything before it.
+func (w *writer) epoch(ctx context.Context, part *aggregate.Part, ledgerOn bool) error {
+	t := &table{
+		name:     "insert into billing_epoch",
+		head:     "INSERT INTO billing_epoch (kafka_topic, kafka_partition, seq, topic_id, incarnation, gtrid, offset_from, offset_next, records_in, applied, duplicates, conflicts, rejected, shard_applied, shard_rejects, ledger_on, prepared_at, digest) VALUES ",
+		affected: exactly,
+	}
+	b := w.branch
+	w.start(t.head)
+	w.row(tagEpoch)
+	w.lane()
+	w.int(b.Seq)
+	w.bytes(b.TopicID[:])
+	w.int(b.Incarnation)
+	w.text(string(b.GTRID))
+	w.int(b.OffsetFrom)
+	w.int(b.OffsetNext)
+	w.int(b.Counts.In)
+	w.int(b.Counts.Applied)
+	w.int(b.Counts.Duplicates)
+	w.int(b.Counts.Conflicts)
+	w.int(b.Counts.Rejected)
+	w.int(part.Applied)
+	w.int(int64(len(part.Rejects)))
+	if ledgerOn {
+		w.int(1)
+	} else {
+		w.int(0)
+	}
+	w.micros(w.preparedAt)
+	w.hash.Write(w.enc)
+	w.bytes(w.hash.Sum(nil))
+	w.endUnhashed()
+	return w.send(ctx, t)
+}

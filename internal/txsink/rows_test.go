@@ -1,0 +1,175 @@
+package txsink
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/go-sql-driver/mysql"
+
+	"billing/internal/aggregate"
+	"billing/internal/checkpoint"
+	"billing/internal/event"
+)
+
+// recorder answers statements as MySQL does, and keeps them.
+type recorder struct {
+	statements []string
+	affected   func(rows int) int64
+	err        error
+}
+
+func (r *recorder) exec(_ context.Context, sql string) (int64, error) {
+	r.statements = append(r.statements, sql)
+	return r.affected(rowsOf(sql)), r.err
+}
+
+// rowsOf counts the rows behind VALUES; values never have parentheses.
+func rowsOf(sql string) int {
+	_, values, _ := strings.Cut(sql, " VALUES ")
+	values, _, _ = strings.Cut(values, " AS new ")
+	return strings.Count(values, "(")
+}
+
+func newWriter(r *recorder) *writer {
+	return &writer{statement: statement{hash: sha256.New()}, exec: r.exec,
+		branch: &checkpoint.Branch{Lane: checkpoint.Lane{Topic: "orders", Partition: 3}, Seq: 9, OffsetFrom: 10, OffsetNext: 20_010}}
+}
+
+func ledgerRows(n, source int) []aggregate.LedgerRow {
+	rows := make([]aggregate.LedgerRow, n)
+	for i := range rows {
+		rows[i] = aggregate.LedgerRow{Offset: 10 + int64(i), Event: event.Event{ID: fmt.Append(nil, "id", i), Source: []byte(strings.Repeat("s", source)),
+			Account: []byte("acme"), Currency: "EUR", Type: event.Charge}}
+	}
+	return rows
+}
+
+// Rows are split over statements without losing, doubling or reordering one, and
+// the digest does not depend on where they are split.
+func TestStatementsAreBounded(t *testing.T) {
+	exact := func(rows int) int64 { return int64(rows) }
+	for _, source := range []int{1, 500, 20_000, maxStatement} {
+		rows := ledgerRows(1000, source)
+		if source > 1000 {
+			rows = rows[:20]
+		}
+		r := &recorder{affected: exact}
+		w := newWriter(r)
+		if err := w.ledger(t.Context(), rows); err != nil {
+			t.Fatal(err)
+		}
+		next := 0
+		for _, sql := range r.statements {
+			n := rowsOf(sql)
+			if len(sql) > maxStatement && n > 1 {
+				t.Errorf("source of %d bytes: a statement of %d bytes with %d rows", source, len(sql), n)
+			}
+			if !strings.HasPrefix(sql, "INSERT INTO billing_ledger (") || !strings.HasSuffix(sql, ")") || strings.Contains(sql, ",,") || strings.Contains(sql, ")(") {
+				t.Errorf("statement %.60q...%q", sql, sql[len(sql)-20:])
+			}
+			for range n {
+				if id := hexLiteral(fmt.Sprint("id", next)); strings.Count(sql, ","+id+",") != 1 {
+					t.Fatalf("source of %d bytes: row %d is not in its place", source, next)
+				}
+				next++
+			}
+		}
+		if next != len(rows) {
+			t.Errorf("source of %d bytes: %d rows of %d are sent", source, next, len(rows))
+		}
+		one := newWriter(&recorder{affected: exact})
+		for i := range rows {
+			if err := one.ledger(t.Context(), rows[i:i+1]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if string(one.hash.Sum(nil)) != string(w.hash.Sum(nil)) {
+			t.Errorf("source of %d bytes: the digest depends on the statements", source)
+		}
+	}
+}
+
+func TestNoRowsNoStatement(t *testing.T) {
+	r := &recorder{affected: func(int) int64 { return 0 }}
+	w := newWriter(r)
+	for name, err := range map[string]error{
+		"ledger": w.ledger(t.Context(), nil), "rejects": w.rejects(t.Context(), nil), "totals": w.totals(t.Context(), nil), "sums": w.sums(t.Context(), nil),
+	} {
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if len(r.statements) != 0 {
+		t.Errorf("sent: %q", r.statements)
+	}
+}
+
+func TestTotalsGoInKeyOrder(t *testing.T) {
+	r := &recorder{affected: func(rows int) int64 { return 2 * int64(rows) }}
+	w := newWriter(r)
+	totals := make(map[aggregate.TotalKey]*aggregate.Total)
+	for i := range 2000 {
+		totals[aggregate.TotalKey{Account: fmt.Sprint("a", i), Currency: "EUR"}] = &aggregate.Total{Entries: 1}
+	}
+	if err := w.totals(t.Context(), totals); err != nil {
+		t.Fatal(err)
+	}
+	last, rows := "", 0
+	for _, sql := range r.statements {
+		for _, row := range strings.Split(sql, "(")[2:] {
+			if key, _, ok := strings.Cut(row, ","); ok && strings.HasPrefix(key, "X'") {
+				if key <= last {
+					t.Fatalf("key %s behind %s", key, last)
+				}
+				last = key
+				rows++
+			}
+		}
+	}
+	if rows != len(totals) || len(r.statements) < 2 {
+		t.Errorf("%d rows in %d statements, want %d in several", rows, len(r.statements), len(totals))
+	}
+}
+
+func TestAffectedRowsAreChecked(t *testing.T) {
+	totals := map[aggregate.TotalKey]*aggregate.Total{{Account: "a"}: {Entries: 1}, {Account: "b"}: {Entries: 1}}
+	for affected, ok := range map[int64]bool{0: false, 1: false, 2: true, 3: true, 4: true, 5: false} {
+		w := newWriter(&recorder{affected: func(int) int64 { return affected }})
+		if err := w.totals(t.Context(), totals); (err == nil) != ok {
+			t.Errorf("%d rows changed by two totals: %v", affected, err)
+		}
+		if err := w.ledger(t.Context(), ledgerRows(2, 1)); (err == nil) != (affected == 2) {
+			t.Errorf("%d rows changed by two ledger rows: %v", affected, err)
+		}
+	}
+}
+
+func TestRefusedRowIsNamedAcrossStatements(t *testing.T) {
+	r := &recorder{affected: func(rows int) int64 { return int64(rows) }}
+	if err := newWriter(r).ledger(t.Context(), ledgerRows(1000, 500)); err != nil {
+		t.Fatal(err)
+	}
+	first := rowsOf(r.statements[0])
+	// The second statement's third row.
+	n := 0
+	w := newWriter(r)
+	w.exec = func(_ context.Context, sql string) (int64, error) {
+		if n++; n == 2 {
+			return 0, &mysql.MySQLError{Number: 1264, Message: "Out of range value for column 'amount' at row 3"}
+		}
+		return int64(rowsOf(sql)), nil
+	}
+	err := w.ledger(t.Context(), ledgerRows(1000, 500))
+	want := fmt.Sprintf("insert into billing_ledger, topic orders, partition 3, offsets 10 to 20009, refused at offset %d: ", 10+first+2)
+	if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, errLedgerRows) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	w.exec = func(context.Context, string) (int64, error) { return 0, mysql.ErrInvalidConn }
+	if err := w.ledger(t.Context(), ledgerRows(1, 1)); err == nil || strings.Contains(err.Error(), "refused at") {
+		t.Errorf("a lost connection: %v", err)
+	}
+}

@@ -1,0 +1,224 @@
+package txsink
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"sync/atomic"
+
+	"github.com/go-sql-driver/mysql"
+
+	"billing/internal/checkpoint"
+)
+
+// shard is one database. It implements checkpoint.Shard.
+type shard struct {
+	number int
+	name   string
+	cfg    *Config
+	driver *mysql.Config // of db; never logged, it has the password
+	db     *sql.DB
+	bursts chan struct{} // holds a token for each burst that runs; its capacity is their bound
+
+	known  atomic.Pointer[known] // what Check found; nil before
+	warned sync.Map              // xids that were warned about
+}
+
+// known is what Check found and every connection is held against.
+type known struct {
+	set    checkpoint.UUID
+	server string // @@server_uuid
+}
+
+var _ checkpoint.Shard = (*shard)(nil)
+
+func newShard(number int, name string, driverConfig *mysql.Config, cfg *Config) (*shard, error) {
+	db, err := newPool(driverConfig, cfg)
+	if err != nil {
+		return nil, err
+	}
+	return &shard{number: number, name: name, cfg: cfg, driver: driverConfig, db: db, bursts: make(chan struct{}, cfg.Bursts)}, nil
+}
+
+// Name is the shard's name in the configuration.
+func (s *shard) Name() string { return s.name }
+
+// errNotChecked is a bug of the caller.
+var errNotChecked = errors.New("the shard is used before the start-up check has passed")
+
+// conn is a connection of its own, checked when it was taken to be one of the
+// recorded, writable server. XA runs on nothing else: a pooled connection with
+// an open branch would swallow other callers' writes.
+type conn struct {
+	*sql.Conn
+	id    int64 // CONNECTION_ID()
+	known *known
+}
+
+// take gets a connection that is what Check found. Its error, when the server
+// is another one, is a *checkpoint.Refusal.
+func (s *shard) take(ctx context.Context) (*conn, error) {
+	k := s.known.Load()
+	if k == nil {
+		return nil, errNotChecked
+	}
+	for try := 0; ; try++ {
+		sc, err := s.db.Conn(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("connect: %w", err)
+		}
+		c := &conn{Conn: sc, known: k}
+		var server string
+		var readOnly, superReadOnly, detach bool
+		err = sc.QueryRowContext(ctx, "SELECT @@server_uuid, @@global.read_only, @@global.super_read_only, @@xa_detach_on_prepare, CONNECTION_ID()").
+			Scan(&server, &readOnly, &superReadOnly, &detach, &c.id)
+		if err != nil {
+			c.discard()
+			// An idle connection may have died unnoticed: nothing was lost with it.
+			if answer(err) == nil && ctx.Err() == nil && try < 3 {
+				continue
+			}
+			return nil, fmt.Errorf("connect: look at the server: %w", err)
+		}
+		switch {
+		case server != k.server:
+			err = serverChanged(s.name, k.server, server)
+		case readOnly || superReadOnly:
+			err = errors.New("the server is read-only (a failover?): waiting for it to become writable")
+		case !detach:
+			err = errors.New("the server has xa_detach_on_prepare off: SET PERSIST xa_detach_on_prepare = ON")
+		default:
+			return c, nil
+		}
+		c.discard() // the server may change behind this address: look again with a new connection
+		return nil, err
+	}
+}
+
+// giveBack puts the connection back into the pool. No branch, transaction or
+// lock is on it.
+func (c *conn) giveBack() { _ = c.Close() }
+
+// discard ends the connection: nobody gets what may still be on it.
+func (c *conn) discard() {
+	_ = c.Raw(func(any) error { return driver.ErrBadConn })
+	_ = c.Close()
+}
+
+// answer is err where the server gave it, so that the connection lived then;
+// nil where the outcome is unknown.
+func answer(err error) *mysql.MySQLError {
+	var e *mysql.MySQLError
+	if errors.As(err, &e) {
+		return e
+	}
+	return nil
+}
+
+func isAnswer(err error, number uint16) bool {
+	e := answer(err)
+	return e != nil && e.Number == number
+}
+
+// with runs fn on a checked connection; after an error the connection is gone.
+func (s *shard) with(ctx context.Context, fn func(*conn) error) error {
+	c, err := s.take(ctx)
+	if err != nil {
+		return err
+	}
+	if err := fn(c); err != nil {
+		c.discard()
+		return err
+	}
+	c.giveBack()
+	return nil
+}
+
+// Server errors that mean something here.
+const (
+	errDuplicate     = 1062 // ER_DUP_ENTRY
+	errNoSuchThread  = 1094 // ER_NO_SUCH_THREAD
+	errUnknownXID    = 1397 // ER_XAER_NOTA
+	errXAPrivilege   = 1401 // ER_XAER_RMERR: what XA RECOVER says without XA_RECOVER_ADMIN
+	errXIDExists     = 1440 // ER_XAER_DUPID
+	errNoSuchTable   = 1146 // ER_NO_SUCH_TABLE
+	errCommandDenied = 1142 // ER_TABLEACCESS_DENIED_ERROR
+	errColumnDenied  = 1143 // ER_COLUMNACCESS_DENIED_ERROR
+	errAccessDenied  = 1227 // ER_SPECIFIC_ACCESS_DENIED_ERROR
+)
+
+func laneWhere(lane checkpoint.Lane) string {
+	return " WHERE kafka_topic = " + hexLiteral(lane.Topic) + " AND kafka_partition = " + strconv.Itoa(int(lane.Partition))
+}
+
+// LaneRow reads the lane's row; false without one.
+func (s *shard) LaneRow(ctx context.Context, lane checkpoint.Lane) (row checkpoint.LaneRow, found bool, err error) {
+	err = s.with(ctx, func(c *conn) error {
+		row, found, err = laneRow(ctx, c, lane)
+		return err
+	})
+	return row, found, err
+}
+
+func laneRow(ctx context.Context, c *conn, lane checkpoint.Lane) (row checkpoint.LaneRow, found bool, err error) {
+	err = c.QueryRowContext(ctx, "SELECT incarnation, seq, offset_next FROM billing_lane"+laneWhere(lane)).
+		Scan(&row.Incarnation, &row.Seq, &row.Next)
+	if errors.Is(err, sql.ErrNoRows) {
+		return row, false, nil
+	}
+	if err != nil {
+		return row, false, fmt.Errorf("read billing_lane: %w", err)
+	}
+	return row, true, nil
+}
+
+// EpochRow reads the row of the lane's epoch; false without one.
+func (s *shard) EpochRow(ctx context.Context, lane checkpoint.Lane, seq int64) (row checkpoint.EpochRow, found bool, err error) {
+	err = s.with(ctx, func(c *conn) error {
+		err := c.QueryRowContext(ctx, "SELECT gtrid, offset_next, records_in, applied, duplicates, conflicts, rejected, digest FROM billing_epoch"+
+			laneWhere(lane)+" AND seq = "+strconv.FormatInt(seq, 10)).
+			Scan(&row.GTRID, &row.Next, &row.Counts.In, &row.Counts.Applied, &row.Counts.Duplicates, &row.Counts.Conflicts, &row.Counts.Rejected, &row.Digest)
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read billing_epoch: %w", err)
+		}
+		found = true
+		return nil
+	})
+	return row, found, err
+}
+
+// Commit is XA COMMIT. checkpoint.ErrNotListed proves nothing.
+func (s *shard) Commit(ctx context.Context, g checkpoint.GTRID) error {
+	return s.finish(ctx, "XA COMMIT ", g)
+}
+
+// Rollback is XA ROLLBACK. checkpoint.ErrNotListed proves nothing.
+func (s *shard) Rollback(ctx context.Context, g checkpoint.GTRID) error {
+	return s.finish(ctx, "XA ROLLBACK ", g)
+}
+
+func (s *shard) finish(ctx context.Context, verb string, g checkpoint.GTRID) error {
+	notListed := false
+	err := s.with(ctx, func(c *conn) error {
+		_, err := c.ExecContext(ctx, verb+xid(g, s.number))
+		if isAnswer(err, errUnknownXID) {
+			notListed = true // nothing is wrong with the connection
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("%s%s: %w", verb, g, err)
+		}
+		return nil
+	})
+	if notListed {
+		return checkpoint.ErrNotListed
+	}
+	return err
+}

@@ -1,0 +1,267 @@
+package txsink_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/go-sql-driver/mysql"
+
+	"billing/internal/checkpoint"
+	"billing/internal/txsink"
+	"billing/test/servers"
+)
+
+// alone is a job with one shard, on a server that the test may spoil.
+func alone(t *testing.T, args ...string) (*servers.MySQLServer, txsink.Config) {
+	t.Helper()
+	m := servers.MySQL(t, servers.WithArgs(args...))
+	cfg := config(t)
+	cfg.Shards = []txsink.ShardConfig{{Name: "only", DSN: m.NewDatabase(t)}}
+	return m, cfg
+}
+
+func TestCheckRefusesSettingsThatLoseMoney(t *testing.T) {
+	m, cfg := alone(t)
+	migrate(t, cfg)
+	s := open(t, cfg)
+	for _, c := range []struct {
+		variable, bad, good string
+		reason              string
+		words               []string
+	}{
+		{"sync_binlog", "0", "1", checkpoint.ReasonShardUnfit, []string{"sync_binlog is 0", "SET PERSIST sync_binlog = 1"}},
+		{"innodb_flush_log_at_trx_commit", "2", "1", checkpoint.ReasonShardUnfit, []string{"SET PERSIST innodb_flush_log_at_trx_commit = 1"}},
+		{"xa_detach_on_prepare", "OFF", "ON", checkpoint.ReasonShardUnfit, []string{"SET PERSIST xa_detach_on_prepare = ON"}},
+		{"max_allowed_packet", "1024", "67108864", checkpoint.ReasonShardUnfit, []string{"max_allowed_packet is 1024"}},
+		{"read_only", "ON", "OFF", checkpoint.ReasonShardReadOnly, []string{"read_only is ON", "primary"}},
+	} {
+		set := func(value string) {
+			t.Helper()
+			if _, err := m.Root().ExecContext(t.Context(), "SET GLOBAL "+c.variable+" = "+value); err != nil {
+				t.Fatal(err)
+			}
+		}
+		set(c.bad)
+		wantRefusal(t, s.Check(t.Context()), c.reason, "only", c.words...)
+		set(c.good)
+		if err := s.Check(t.Context()); err != nil {
+			t.Errorf("%s = %s: %v", c.variable, c.good, err)
+		}
+	}
+
+	// All problems at once, and what happens while the service runs.
+	for _, statement := range []string{"SET GLOBAL sync_binlog = 0", "SET GLOBAL super_read_only = ON"} {
+		if _, err := m.Root().ExecContext(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := s.Check(t.Context())
+	if got := strings.Join(refusals(err), " "); got != "shard-unfit:only shard-read-only:only" {
+		t.Errorf("refusals: %s", got)
+	}
+	sh := s.Shards()[0]
+	if err := sh.Commit(t.Context(), "x"); err == nil || len(refusals(err)) != 0 || !strings.Contains(err.Error(), "read-only") {
+		t.Errorf("commit on a server that has become read-only: %v", err)
+	}
+	for _, statement := range []string{"SET GLOBAL sync_binlog = 1", "SET GLOBAL super_read_only = OFF", "SET GLOBAL read_only = OFF"} {
+		if _, err := m.Root().ExecContext(t.Context(), statement); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, _, err := sh.LaneRow(t.Context(), checkpoint.Lane{Topic: "t"}); err != nil {
+		t.Errorf("writable again: %v", err)
+	}
+}
+
+func TestCheckRefusesAServerWithoutBinlogOnlyForItsSettings(t *testing.T) {
+	m, cfg := alone(t, "--skip-log-bin", "--sync-binlog=0")
+	migrate(t, cfg)
+	s := open(t, cfg) // no binary log: nothing to sync
+	l := &lane{t: t, sink: s, job: cfg.Job, id: checkpoint.Lane{Topic: "t"}, incarnation: 1, window: 3600e9, ledger: true}
+	e := l.epoch()
+	e.Apply(charge("a", "acme", "1"), 0)
+	l.book(e, 1)
+	if _, err := m.Root().ExecContext(t.Context(), "SET GLOBAL innodb_flush_log_at_trx_commit = 0"); err != nil {
+		t.Fatal(err)
+	}
+	wantRefusal(t, s.Check(t.Context()), checkpoint.ReasonShardUnfit, "only", "innodb_flush_log_at_trx_commit is 0")
+}
+
+func TestCheckRefusesMissingRights(t *testing.T) {
+	s, cfg := fresh(t)
+	db := database(t, cfg.Shards[1].DSN)
+	user := list(t, shared[1].Root(), "SELECT user FROM mysql.db WHERE REPLACE(db, '\\\\', '') = ?", db)[0]
+	exec(t, 1, cfg, "REVOKE XA_RECOVER_ADMIN ON *.* FROM '"+user+"'@'%'")
+	wantRefusal(t, s.Check(t.Context()), checkpoint.ReasonShardUnfit, "west", "GRANT XA_RECOVER_ADMIN ON *.* TO '"+user+"'@'%'")
+	exec(t, 1, cfg, "GRANT XA_RECOVER_ADMIN ON *.* TO '"+user+"'@'%'")
+	// Each right is missed before the first epoch needs it.
+	for _, right := range []string{"INSERT", "UPDATE", "SELECT"} {
+		exec(t, 1, cfg, "REVOKE "+right+" ON %s.* FROM '"+user+"'@'%'")
+		young, err := txsink.Open(cfg) // rights on a database are read when a connection chooses it
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = young.Check(t.Context())
+		if got := refusals(err); len(got) == 0 || strings.Contains(strings.Join(got, " "), "east") {
+			t.Errorf("without %s: %v", right, err)
+		}
+		if err := young.Close(); err != nil {
+			t.Error(err)
+		}
+		exec(t, 1, cfg, "GRANT "+right+" ON %s.* TO '"+user+"'@'%'")
+	}
+	if err := s.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCheckRefusesTablesThatAreNotWhatTheyWere(t *testing.T) {
+	s, cfg := fresh(t)
+	exec(t, 0, cfg, "ALTER TABLE %s.billing_rejects ENGINE = MyISAM")
+	wantRefusal(t, s.Check(t.Context()), checkpoint.ReasonShardUnfit, "east", "billing_rejects is MyISAM", "ENGINE = InnoDB")
+	exec(t, 0, cfg, "ALTER TABLE %s.billing_rejects ENGINE = InnoDB")
+	exec(t, 0, cfg, "RENAME TABLE %s.billing_epoch_sum TO %s.elsewhere")
+	wantRefusal(t, s.Check(t.Context()), checkpoint.ReasonMigrationsPending, "east", "billing_epoch_sum")
+	exec(t, 0, cfg, "RENAME TABLE %s.elsewhere TO %s.billing_epoch_sum")
+	exec(t, 0, cfg, "ALTER TABLE %s.billing_ledger DROP INDEX billing_ledger_dedup")
+	wantRefusal(t, s.Check(t.Context()), checkpoint.ReasonShardUnfit, "east", "billing_ledger", "kafka_topic, kafka_partition, dedup_key")
+	exec(t, 0, cfg, "ALTER TABLE %s.billing_ledger ADD UNIQUE KEY billing_ledger_dedup (kafka_topic, kafka_partition, dedup_key)")
+	exec(t, 0, cfg, "UPDATE %s.billing_meta SET shard_count = 3")
+	wantRefusal(t, s.Check(t.Context()), checkpoint.ReasonShardsChanged, "east", "checksum")
+	exec(t, 0, cfg, "DELETE FROM %s.billing_meta")
+	wantRefusal(t, s.Check(t.Context()), checkpoint.ReasonMigrationsPending, "east", "billing_meta")
+}
+
+func TestAnotherServerIsAcceptedByNameOnly(t *testing.T) {
+	s, cfg := fresh(t)
+	l := newLane(t, s, cfg, 0)
+	l.book(small(l, "a", 0), 2)
+	// As after a failover: the tables are there, on a server with another uuid.
+	exec(t, 1, cfg, "UPDATE %s.billing_meta SET server_uuid = '00000000-1111-2222-3333-444444444444', checksum = "+
+		"UNHEX(SHA2(CONCAT("+framed("'1'", "job", "set_id", "CAST(shard_number AS CHAR)", "CAST(shard_count AS CHAR)", "server_uuid")+"), 256))")
+	err := s.Check(t.Context())
+	wantRefusal(t, err, checkpoint.ReasonServerChanged, "west", "00000000-1111-2222-3333-444444444444", "--accept server-changed:west")
+
+	var asked []string
+	cfg.Accept = func(reason, what string) bool {
+		asked = append(asked, reason+":"+what)
+		return reason == "server-changed" && what == "west"
+	}
+	accepting, oerr := txsink.Open(cfg)
+	if oerr != nil {
+		t.Fatal(oerr)
+	}
+	defer accepting.Close()
+	if err := accepting.Check(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if fmt.Sprint(asked) != "[server-changed:west]" {
+		t.Errorf("asked for %v", asked)
+	}
+	if err := s.Check(t.Context()); err != nil {
+		t.Errorf("the accepted server is not the recorded one: %v", err)
+	}
+	l.book(small(l, "b", 2), 2)
+}
+
+// address forwards connections to a server that can be exchanged, as a DNS name or a virtual IP does.
+type address struct {
+	net.Listener
+	target atomic.Pointer[string]
+	open   sync.Map // connections to cut at an exchange
+}
+
+func (a *address) point(to string) {
+	a.target.Store(&to)
+	a.open.Range(func(c, _ any) bool {
+		_ = c.(net.Conn).Close()
+		return true
+	})
+}
+
+func forward(t *testing.T, to string) *address {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &address{Listener: listener}
+	a.point(to)
+	var copies sync.WaitGroup
+	copies.Go(func() {
+		for {
+			in, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			out, err := net.Dial("tcp", *a.target.Load())
+			if err != nil {
+				_ = in.Close()
+				continue
+			}
+			a.open.Store(in, true)
+			a.open.Store(out, true)
+			for from, to := range map[net.Conn]net.Conn{in: out, out: in} {
+				copies.Go(func() {
+					_, _ = io.Copy(to, from)
+					_, _ = in.Close(), out.Close()
+				})
+			}
+		}
+	})
+	t.Cleanup(func() {
+		_ = listener.Close()
+		a.point("")
+		copies.Wait()
+	})
+	return a
+}
+
+func TestAnotherServerBehindTheAddressIsRefusedAtOnce(t *testing.T) {
+	cfg := config(t)
+	dsn, err := mysql.ParseDSN(cfg.Shards[0].DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The other server lets the same user in, and has the same database, as a replica would.
+	exec(t, 1, cfg, fmt.Sprintf("CREATE DATABASE `%s`", dsn.DBName))
+	exec(t, 1, cfg, fmt.Sprintf("CREATE USER '%s'@'%%' IDENTIFIED BY '%s'", dsn.User, dsn.Passwd))
+	exec(t, 1, cfg, fmt.Sprintf("GRANT ALL ON *.* TO '%s'@'%%'", dsn.User))
+	t.Cleanup(func() {
+		for _, statement := range []string{"DROP DATABASE `" + dsn.DBName + "`", "DROP USER '" + dsn.User + "'@'%'"} {
+			if _, err := shared[1].Root().ExecContext(context.Background(), statement); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	a := forward(t, shared[0].Addr())
+	dsn.Addr = a.Addr().String()
+	cfg.Shards = []txsink.ShardConfig{{Name: "moving", DSN: dsn.FormatDSN()}}
+	migrate(t, cfg)
+	s := open(t, cfg)
+	l := newLane(t, s, cfg, 0)
+	e := l.epoch()
+	e.Apply(charge("a", "acme", "1"), 0)
+	if err := s.Shards()[0].Prepare(t.Context(), l.branch(e, 0, 1)); err != nil {
+		t.Fatal(err)
+	}
+	a.point(shared[1].Addr())
+	err = s.Shards()[0].Commit(t.Context(), l.gtrid(1, 1))
+	wantRefusal(t, err, checkpoint.ReasonServerChanged, "moving")
+	a.point(shared[0].Addr())
+	l.commit(1)
+}
+
+// framed is the SQL for columns in the digest's encoding.
+func framed(columns ...string) string {
+	for i, c := range columns {
+		columns[i] = "CONCAT(UNHEX(LPAD(HEX(LENGTH(" + c + ")), 8, '0')), " + c + ")"
+	}
+	return strings.Join(columns, ", ")
+}
