@@ -95,6 +95,7 @@ func StartKafka(ctx context.Context, opts ...Option) (*KafkaServer, error) {
 		advertised += ",BROKERS://127.0.0.1:" + portInterBroker
 	}
 	clusterID := uuid.New()
+	clusterID[0] &= 0x7f // the format tool takes an id that begins with - for an option
 	env := map[string]string{
 		"CLUSTER_ID":                           base64.RawURLEncoding.EncodeToString(clusterID[:]),
 		"KAFKA_NODE_ID":                        "1",
