@@ -1,0 +1,184 @@
+package consume_test
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
+
+	"billing/internal/checkpoint"
+	"billing/internal/consume"
+	"billing/internal/consume/consumetest"
+)
+
+func TestLeadersMove(t *testing.T) {
+	b := newBench(t)
+	o := consumetest.Fence(t, b.member.Client, b.lane)
+	b.rig.Write(t, 0, "a")
+	b.member.Start(0, 1, 0, -1)
+	want := []string{"a"}
+	for i := range 6 {
+		for _, topic := range []string{b.rig.Topic, b.member.DecisionTopic(), b.member.StateTopic()} {
+			if err := b.cluster.MoveTopicPartition(topic, 0, int32(i%3)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		d := fmt.Sprint("D", i)
+		consumetest.MustDecide(t, o, int64(i), d, d)
+		b.rig.Write(t, 0, d)
+		want = append(want, d)
+	}
+	o.Close()
+	consumetest.MustBe(t, b.member.Client, b.lane, 5, "D5")
+	if got := consumetest.State(t, consumetest.Fence(t, b.member.Client, b.lane), 0); strings.Join(got, ",") != strings.Join(want[1:], ",") {
+		t.Fatalf("got %q", got)
+	}
+	b.member.Log.AwaitValues(t, 0, 1, want...)
+}
+
+func TestCompactedDecisions(t *testing.T) {
+	b := newBench(t, kfake.BrokerConfigs(map[string]string{"log.segment.bytes": "1000"}))
+	o := consumetest.Fence(t, b.member.Client, b.lane)
+	for i := range 100 {
+		consumetest.MustDecide(t, o, int64(i), fmt.Sprint("D", i))
+	}
+	o.Close()
+	b.cluster.Compact()
+	consumetest.MustBe(t, b.member.Client, b.lane, 99, "D99")
+}
+
+// The library goes on by itself where a log was cut: not here.
+func TestTruncationStopsTheLane(t *testing.T) {
+	b := newBench(t)
+	b.rig.Write(t, 0, "a", "b", "c", "d")
+	b.cluster.ControlKey(kmsg.OffsetForLeaderEpoch.Int16(), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		b.cluster.KeepControl()
+		q := req.(*kmsg.OffsetForLeaderEpochRequest)
+		r := q.ResponseKind().(*kmsg.OffsetForLeaderEpochResponse)
+		for _, qt := range q.Topics {
+			rt := kmsg.NewOffsetForLeaderEpochResponseTopic()
+			rt.Topic = qt.Topic
+			for _, qp := range qt.Partitions {
+				rp := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
+				rp.Partition, rp.LeaderEpoch, rp.EndOffset = qp.Partition, qp.LeaderEpoch, 2
+				rt.Partitions = append(rt.Partitions, rp)
+			}
+			r.Topics = append(r.Topics, rt)
+		}
+		return r, nil, true
+	})
+	b.member.Start(0, 1, 3, 0)
+	var refused *checkpoint.Refusal
+	if err := b.member.Log.AwaitFailed(t, 0, 1); !errors.As(err, &refused) || refused.Reason != checkpoint.ReasonOffsetOutOfRange {
+		t.Fatal(err)
+	}
+	b.member.Start(0, 2, 1, 0) // below the cut
+	b.member.Log.AwaitValues(t, 0, 2, "b", "c", "d")
+	if got := b.member.Log.Values(t, 0, 1); len(got) > 0 {
+		t.Fatalf("delivered %q", got)
+	}
+}
+
+func TestBombStopsTheLane(t *testing.T) {
+	b := newBench(t)
+	b.rig.Write(t, 0, "a")
+	cl := b.rig.Raw(t, kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerBatchMaxBytes(8<<20), kgo.ProducerBatchCompression(kgo.GzipCompression()))
+	if err := cl.ProduceSync(t.Context(), &kgo.Record{Topic: b.rig.Topic, Value: make([]byte, 4<<20)}).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+	b.member.Start(0, 1, 0, -1)
+	var bomb *kgo.ErrDecompressTooLarge
+	if err := b.member.Log.AwaitFailed(t, 0, 1); !errors.As(err, &bomb) || bomb.Offset != 1 {
+		t.Fatal(err)
+	}
+	if _, err := b.member.SkipTail(t.Context(), 0, 1); !errors.As(err, &bomb) {
+		t.Fatal(err)
+	}
+}
+
+func TestOldBrokersAreRefused(t *testing.T) {
+	c := fake(t, kfake.MaxVersions(kversion.V3_9_0()), kfake.SeedTopics(1, "in"))
+	client, err := consume.Open(consume.Config{Brokers: c.ListenAddrs(), Job: "j", Topic: "in"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	_, err = client.Check(t.Context())
+	var refused *checkpoint.Refusal
+	if !errors.As(err, &refused) || refused.Reason != checkpoint.ReasonBrokerFeature || refused.Scope != checkpoint.EndsProcess || !strings.Contains(err.Error(), "transaction.version") {
+		t.Fatal(err)
+	}
+}
+
+func TestUnreachableIsNoRefusal(t *testing.T) {
+	client, err := consume.Open(consume.Config{Brokers: []string{"127.0.0.1:1"}, Job: "j", Topic: "in"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	var refused *checkpoint.Refusal
+	if _, err := client.Check(ctx); err == nil || errors.As(err, &refused) {
+		t.Fatal(err)
+	}
+	// Run waits for it, and ends when it is told to.
+	if err := client.Run(ctx, nil); err != nil {
+		t.Fatal(err)
+	}
+	if client.Assigned(0) || client.Fresh() {
+		t.Fatal("a member of nothing")
+	}
+}
+
+func TestConfig(t *testing.T) {
+	for what, cfg := range map[string]consume.Config{
+		"no brokers":          {Job: "j", Topic: "t"},
+		"job \"a.b\"":         {Brokers: []string{"b"}, Job: "a.b", Topic: "t"},
+		"no topic":            {Brokers: []string{"b"}, Job: "j"},
+		"session timeout":     {Brokers: []string{"b"}, Job: "j", Topic: "t", SessionTimeout: time.Millisecond},
+		"rebalance timeout":   {Brokers: []string{"b"}, Job: "j", Topic: "t", SessionTimeout: time.Minute},
+		"transaction timeout": {Brokers: []string{"b"}, Job: "j", Topic: "t", TransactionTimeout: time.Millisecond},
+		"fetch":               {Brokers: []string{"b"}, Job: "j", Topic: "t", FetchMaxBytes: 1},
+	} {
+		if _, err := consume.Open(cfg); err == nil || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// The batches that the owner writes are read by the library like any other.
+func TestBatchesOfAllSizes(t *testing.T) {
+	b := newBench(t)
+	o := consumetest.Fence(t, b.member.Client, b.lane)
+	var want []string
+	for _, size := range []int{0, 1, 62, 63, 64, 65, 127, 128, 8190, 8191, 8192, 8193, 512 << 10} {
+		v := make([]byte, size)
+		for i := range v {
+			v[i] = byte('a' + i%26)
+		}
+		if size >= 8 {
+			binary.BigEndian.PutUint64(v, uint64(size))
+		}
+		want = append(want, string(v))
+	}
+	from := consumetest.MustDecide(t, o, 1, strings.Repeat("D", 4000), want...)
+	got := consumetest.State(t, o, from)
+	if len(got) != len(want) {
+		t.Fatalf("got %d chunks, want %d", len(got), len(want))
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			t.Fatalf("chunk %d of %d bytes differs", i, len(want[i]))
+		}
+	}
+	consumetest.MustBe(t, b.member.Client, b.lane, 1, strings.Repeat("D", 4000))
+}

@@ -1,0 +1,255 @@
+package consume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"billing/internal/checkpoint"
+	"billing/internal/event"
+)
+
+// fetcher consumes the partitions that lanes have started. All that changes
+// what is consumed happens between two polls, in the polling goroutine: so
+// each polled record belongs to the session that its partition has then.
+type fetcher struct {
+	client *Client
+	cl     *kgo.Client
+	topic  string
+
+	mu       sync.Mutex
+	orders   []order // not yet carried out, in order
+	wakePoll context.CancelFunc
+
+	sessions map[int32]uint64 // partitions that are consumed; the polling goroutine's
+}
+
+// order is a call of Start, Stop, Pause or Resume.
+type order struct {
+	do        func(f *fetcher, o order, h Handler)
+	partition int32
+	session   uint64
+	from      kgo.Offset
+}
+
+func newFetcher(c *Client) (*fetcher, error) {
+	cl, err := kgo.NewClient(c.options(
+		// Where a lane begins is always said, and nothing else ever sets a
+		// position: out of range is an error.
+		kgo.ConsumeStartOffset(kgo.NoResetOffset()),
+		kgo.ConsumeResetOffset(kgo.NoResetOffset()),
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()),
+		kgo.KeepControlRecords(), // they move a lane's position
+		// A lane that starts or resumes waits for the fetch that is on its way
+		// without it; the default would be 5 s.
+		kgo.FetchMaxWait(250*time.Millisecond),
+		kgo.FetchMaxBytes(c.cfg.FetchMaxBytes),
+		kgo.FetchMaxPartitionBytes(c.cfg.FetchMaxPartitionBytes),
+	)...)
+	if err != nil {
+		return nil, err
+	}
+	return &fetcher{client: c, cl: cl, topic: c.cfg.Topic, sessions: map[int32]uint64{}}, nil
+}
+
+// Start consumes the partition from offset on, for the session of this number
+// (S6). leaderEpoch is that of what is before offset, control records too, and
+// -1 where that is not known: with it the broker tells a log that was cut and
+// written anew. Like Stop, Pause and Resume it returns at once and is carried
+// out, in the order of the calls, between two deliveries.
+func (c *Client) Start(partition int32, session uint64, offset int64, leaderEpoch int32) {
+	c.fetch.order(order{do: (*fetcher).start, partition: partition, session: session,
+		from: kgo.NewOffset().At(offset).WithEpoch(leaderEpoch)})
+}
+
+// Stop ends the consuming of the partition.
+func (c *Client) Stop(partition int32) {
+	c.fetch.order(order{do: (*fetcher).stop, partition: partition})
+}
+
+// Pause holds the partition's deliveries back. What was fetched and not
+// delivered is fetched again after Resume.
+func (c *Client) Pause(partition int32) {
+	c.fetch.order(order{do: (*fetcher).pause, partition: partition})
+}
+
+// Resume ends Pause; so does Start.
+func (c *Client) Resume(partition int32) {
+	c.fetch.order(order{do: (*fetcher).resume, partition: partition})
+}
+
+func (f *fetcher) order(o order) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.orders = append(f.orders, o)
+	if f.wakePoll != nil {
+		f.wakePoll()
+	}
+}
+
+// run polls until ctx ends.
+func (f *fetcher) run(ctx context.Context, h Handler) {
+	for ctx.Err() == nil {
+		poll, cancel := context.WithCancel(ctx)
+		f.mu.Lock()
+		orders := f.orders
+		f.orders, f.wakePoll = nil, cancel // an order from here on ends the poll at once
+		f.mu.Unlock()
+		for _, o := range orders {
+			o.do(f, o, h)
+		}
+		f.hand(f.cl.PollFetches(poll), h)
+		cancel()
+	}
+	for p := range f.sessions {
+		f.remove(p)
+	}
+}
+
+func (f *fetcher) start(o order, h Handler) {
+	f.stop(o, h)
+	f.resume(o, h)
+	f.sessions[o.partition] = o.session
+	f.cl.AddConsumePartitions(map[string]map[int32]kgo.Offset{f.topic: {o.partition: o.from}})
+}
+
+func (f *fetcher) stop(o order, h Handler) {
+	if _, ok := f.sessions[o.partition]; !ok {
+		return
+	}
+	f.remove(o.partition)
+	// Records of it are gone, but errors of it may still wait in the client,
+	// and would be taken for the next session's. The other partitions' records
+	// that come with them are delivered.
+	f.hand(f.cl.PollFetches(nil), h) //nolint:staticcheck // nil: don't wait
+}
+
+func (f *fetcher) remove(partition int32) {
+	delete(f.sessions, partition)
+	f.cl.RemoveConsumePartitions(map[string][]int32{f.topic: {partition}})
+}
+
+func (f *fetcher) pause(o order, _ Handler) {
+	f.cl.PauseFetchPartitions(map[string][]int32{f.topic: {o.partition}})
+}
+
+func (f *fetcher) resume(o order, _ Handler) {
+	f.cl.ResumeFetchPartitions(map[string][]int32{f.topic: {o.partition}})
+}
+
+// hand gives one poll's records to the handler.
+func (f *fetcher) hand(fetches kgo.Fetches, h Handler) {
+	// Errors first, over the whole poll: after ErrDataLoss the client goes on
+	// by itself where the log was cut, and may have put those records into the
+	// same poll, before the error.
+	fetches.EachError(func(_ string, partition int32, err error) {
+		if f.ended(err) {
+			return
+		}
+		if partition < 0 { // of the whole topic
+			for p := range f.sessions {
+				f.fail(p, err, h)
+			}
+			return
+		}
+		f.fail(partition, err, h)
+	})
+	fetches.EachPartition(func(t kgo.FetchTopicPartition) {
+		session, ok := f.sessions[t.Partition]
+		if !ok || len(t.Records) == 0 {
+			return
+		}
+		records, bytes := convert(t.Records)
+		h.Deliver(t.Partition, session, records, bytes, t.HighWatermark)
+	})
+}
+
+func (f *fetcher) fail(partition int32, err error, h Handler) {
+	session, ok := f.sessions[partition]
+	if !ok {
+		return
+	}
+	f.remove(partition)
+	h.Failed(partition, session, f.describe(partition, err))
+}
+
+// ended reports whether the error is only the end of a poll.
+func (f *fetcher) ended(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, kgo.ErrClientClosed)
+}
+
+// describe says what stopped a partition's fetching.
+func (f *fetcher) describe(partition int32, err error) error {
+	lane := checkpoint.Lane{Topic: f.topic, Partition: partition}
+	var loss *kgo.ErrDataLoss
+	switch {
+	case errors.As(err, &loss):
+		return &checkpoint.Refusal{Reason: checkpoint.ReasonOffsetOutOfRange, What: lane.String(),
+			Wrong: fmt.Sprintf("the next message to bill is at offset %d, but the partition was cut at %d: Kafka has lost messages that were billed", loss.ConsumedTo, loss.ResetTo),
+			Next:  "wait for the partition's leader to recover; if messages were lost by an unclean election, see the runbook", Err: err}
+	case errors.Is(err, kerr.OffsetOutOfRange):
+		return &checkpoint.Refusal{Reason: checkpoint.ReasonOffsetOutOfRange, What: lane.String(),
+			Wrong: "the next message to bill is not in the partition any more",
+			Next:  "find the deleted messages elsewhere and send them again, and raise the topic's retention; see the runbook", Err: err}
+	}
+	return fmt.Errorf("kafka: lane %s: fetch: %w", lane, err)
+}
+
+// convert makes the records that lanes read, with two allocations a batch.
+// Keys and values stay in the client's buffers, which it doesn't use again.
+func convert(from []*kgo.Record) (records []event.Record, bytes int) {
+	headers := 0
+	for _, r := range from {
+		headers += len(r.Headers)
+	}
+	records = make([]event.Record, len(from))
+	arena := make([]event.Header, 0, headers)
+	for i, r := range from {
+		first := len(arena)
+		for _, h := range r.Headers {
+			arena = append(arena, event.Header{Key: h.Key, Value: h.Value})
+			bytes += len(h.Key) + len(h.Value)
+		}
+		bytes += len(r.Key) + len(r.Value)
+		records[i] = event.Record{
+			Offset:      r.Offset,
+			LeaderEpoch: r.LeaderEpoch,
+			Headers:     arena[first:len(arena):len(arena)],
+			Key:         r.Key,
+			Value:       r.Value,
+			Control:     r.Attrs.IsControl(),
+		}
+	}
+	return records, bytes
+}
+
+// SkipTail says how far an idle lane's position may move from an offset over
+// what holds no committed record: aborted, compacted, control. It gives from
+// itself where there is nothing to pass, or a record. The leader epoch before
+// the new position is not known: Start it with -1.
+func (c *Client) SkipTail(ctx context.Context, partition int32, from int64) (next int64, err error) {
+	log := newPartitionLog(c.fetch.cl, c.cfg.Topic, partition)
+	const few = 64 << 10 // bytes; a tail without records is small, and goes on at the next call
+	got, err := log.fetch(ctx, from, 0, few)
+	if err != nil {
+		return from, fmt.Errorf("kafka: %w", err)
+	}
+	if len(got.records) > 0 {
+		return from, nil
+	}
+	return max(got.next, from), nil
+}
+
+// End gives the log's start and its high watermark.
+func (c *Client) End(ctx context.Context, partition int32) (start, highWatermark int64, err error) {
+	start, highWatermark, err = newPartitionLog(c.fetch.cl, c.cfg.Topic, partition).bounds(ctx)
+	if err != nil {
+		return 0, 0, fmt.Errorf("kafka: %w", err)
+	}
+	return start, highWatermark, nil
+}

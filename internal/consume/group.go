@@ -1,0 +1,287 @@
+package consume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"billing/internal/event"
+)
+
+// Handler is told what happens to this instance's lanes. Assigned, Revoked and
+// Lost come one at a time, in the group's order; Deliver and Failed come one
+// at a time from one other goroutine. Start, Stop, Pause and Resume may be
+// called from all of them.
+type Handler interface {
+	// Assigned: the partitions are ours from now on. It returns at once.
+	Assigned(partitions []int32)
+
+	// Revoked: the partitions go to another member, or we leave the group. The
+	// group waits until it returns, the lanes having let go; ctx gives them
+	// half the rebalance timeout. Until then Assigned still says yes.
+	Revoked(ctx context.Context, partitions []int32)
+
+	// Lost: the group has thrown us out, another member may be at work
+	// already. It returns at once.
+	Lost(partitions []int32)
+
+	// Deliver gives records in the order of their offsets, control records
+	// among them. session is the number that the partition was started with:
+	// one of an older session is to be dropped. records is the handler's to
+	// keep; bytes is the size of their keys, values and headers. It must be
+	// cheap: all partitions wait for it.
+	Deliver(partition int32, session uint64, records []event.Record, bytes int, highWatermark int64)
+
+	// Failed: fetching has stopped, as after Stop. The position never jumps:
+	// offsets that are out of range or were truncated come as a
+	// *checkpoint.Refusal.
+	Failed(partition int32, session uint64, err error)
+}
+
+// membership is one Run's part in the group.
+type membership struct {
+	cl      *kgo.Client
+	handler Handler
+	topic   string
+
+	half time.Duration // the time that Revoked gets
+
+	calls    sync.Mutex // the handler's: one at a time
+	mu       sync.Mutex
+	assigned map[int32]bool
+
+	born time.Time
+	beat atomic.Int64 // when the last answered heartbeat was sent, ns after born; 0 before the first
+}
+
+// Run joins the group and works until ctx ends; then it leaves and returns
+// nil. A static member leaves nothing: its restart gets its lanes back. A
+// broker that is away is waited for. Run is called once.
+func (c *Client) Run(ctx context.Context, h Handler) error {
+	if !c.running.CompareAndSwap(false, true) {
+		return errors.New("kafka: the client runs already")
+	}
+	m := &membership{handler: h, topic: c.cfg.Topic, half: c.cfg.RebalanceTimeout / 2, assigned: map[int32]bool{}, born: time.Now()}
+	opts := []kgo.Opt{
+		kgo.WithHooks(m),
+		kgo.ConsumerGroup(c.cfg.Job),
+		kgo.ConsumeTopics(c.cfg.Topic),
+		kgo.Balancers(kgo.CooperativeStickyBalancer()),
+		kgo.SessionTimeout(c.cfg.SessionTimeout),
+		kgo.RebalanceTimeout(c.cfg.RebalanceTimeout),
+		kgo.HeartbeatInterval(min(c.cfg.SessionTimeout/4, 3*time.Second)),
+		kgo.DisableAutoCommit(),
+		// Membership only: it consumes nothing, wherever the group's offsets are.
+		kgo.AdjustFetchOffsetsFn(func(context.Context, map[string]map[int32]kgo.Offset) (map[string]map[int32]kgo.Offset, error) {
+			return map[string]map[int32]kgo.Offset{}, nil
+		}),
+		kgo.OnPartitionsAssigned(m.onAssigned),
+		kgo.OnPartitionsRevoked(m.onRevoked),
+		kgo.OnPartitionsLost(m.onLost),
+	}
+	if c.cfg.InstanceID != "" {
+		opts = append(opts, kgo.InstanceID(c.cfg.InstanceID))
+	}
+	var err error
+	if m.cl, err = kgo.NewClient(c.options(opts...)...); err != nil {
+		return fmt.Errorf("kafka group client: %w", err)
+	}
+	m.cl.PauseFetchTopics(c.cfg.Topic)
+	c.member.Store(m)
+
+	// The fetching goes on until the group is left: a lane that lets go may
+	// still call Stop, and nothing is to wait for it then.
+	fetching, stop := context.WithCancel(context.WithoutCancel(ctx))
+	var wg sync.WaitGroup
+	wg.Go(func() { c.fetch.run(fetching, h) })
+	wg.Go(func() { c.keepFresh(fetching, m) })
+
+	for ctx.Err() == nil {
+		m.cl.PollFetches(ctx) // only errors come, and the client logs those itself
+	}
+
+	// The lanes let go while the heartbeats still go out; then the library's own
+	// callback finds nothing left.
+	m.revoke(m.ours(func(int32) bool { return true }))
+	leave, cancel := context.WithTimeout(context.Background(), c.cfg.LeaveTimeout)
+	defer cancel()
+	if err := m.cl.LeaveGroupContext(leave); err != nil {
+		c.cfg.Logger.Warn("kafka: the group was not left; the lanes move when the session times out", "error", err, "after", c.cfg.SessionTimeout)
+	}
+	m.cl.Close()
+	stop()
+	wg.Wait()
+	return nil
+}
+
+// Assigned reports whether the partition is this member's, as the group last
+// said.
+func (c *Client) Assigned(partition int32) bool {
+	m := c.member.Load()
+	if m == nil {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.assigned[partition]
+}
+
+// Fresh reports whether the group's word still counts: the last heartbeat that
+// was answered was sent less than a session timeout ago, so that the broker
+// can't have given our lanes away since.
+func (c *Client) Fresh() bool {
+	m := c.member.Load()
+	if m == nil {
+		return false
+	}
+	beat := m.beat.Load()
+	return beat != 0 && time.Since(m.born)-time.Duration(beat) < c.cfg.SessionTimeout
+}
+
+// Generation gives the group's member id and generation of this moment; "" and
+// -1 before the first join.
+func (c *Client) Generation() (memberID string, generation int32) {
+	m := c.member.Load()
+	if m == nil {
+		return "", -1
+	}
+	return m.cl.GroupMetadata()
+}
+
+// OnBrokerE2E implements kgo.HookBrokerE2E: it notes heartbeats.
+func (m *membership) OnBrokerE2E(_ kgo.BrokerMetadata, key int16, e2e kgo.BrokerE2E) {
+	switch kmsg.Key(key) {
+	case kmsg.Heartbeat, kmsg.SyncGroup:
+	default:
+		return
+	}
+	if e2e.Err() != nil {
+		return
+	}
+	m.answered(e2e.DurationE2E())
+}
+
+// answered notes a heartbeat that was sent so long ago and is answered now. The
+// broker counts from when it saw it, which is not before it was sent; when the
+// answer is read says nothing: we may have been frozen.
+func (m *membership) answered(ago time.Duration) {
+	sent := max(int64(time.Since(m.born)-ago), 1)
+	for {
+		last := m.beat.Load()
+		if last >= sent || m.beat.CompareAndSwap(last, sent) {
+			return
+		}
+	}
+}
+
+// keepFresh sends heartbeats when the library doesn't: while it waits in a
+// rebalance, which can take longer than the session timeout (a killed member
+// that comes back is waited for under its old id). The lanes that stay go on
+// deciding meanwhile. They go through the fetch client: the hook above must not
+// see them, because a refused one proves nothing.
+func (c *Client) keepFresh(ctx context.Context, m *membership) {
+	every := c.cfg.SessionTimeout / 4
+	for pause(ctx, every) == nil {
+		if time.Since(m.born)-time.Duration(m.beat.Load()) < c.cfg.SessionTimeout/3 {
+			continue
+		}
+		req := kmsg.NewPtrHeartbeatRequest()
+		req.Group = c.cfg.Job
+		req.MemberID, req.Generation = m.cl.GroupMetadata()
+		if req.MemberID == "" || req.Generation < 0 {
+			continue
+		}
+		if id := c.cfg.InstanceID; id != "" {
+			req.InstanceID = kmsg.StringPtr(id)
+		}
+		sent := time.Now()
+		try, cancel := context.WithTimeout(ctx, c.cfg.SessionTimeout/2)
+		resp, err := req.RequestWith(try, c.fetch.cl)
+		cancel()
+		if err == nil {
+			err = kerr.ErrorForCode(resp.ErrorCode)
+		}
+		if err == nil || errors.Is(err, kerr.RebalanceInProgress) {
+			m.answered(time.Since(sent))
+		}
+	}
+}
+
+func (m *membership) onAssigned(_ context.Context, _ *kgo.Client, all map[string][]int32) {
+	m.calls.Lock()
+	defer m.calls.Unlock()
+	ps := slices.Sorted(slices.Values(all[m.topic]))
+	m.mu.Lock()
+	for _, p := range ps {
+		m.assigned[p] = true
+	}
+	m.mu.Unlock()
+	if len(ps) > 0 {
+		m.handler.Assigned(ps)
+	}
+}
+
+func (m *membership) onRevoked(_ context.Context, _ *kgo.Client, all map[string][]int32) {
+	m.revoke(all[m.topic])
+}
+
+// revoke takes those of the partitions that are ours away in good order.
+func (m *membership) revoke(partitions []int32) {
+	m.calls.Lock()
+	defer m.calls.Unlock()
+	ps := m.ours(among(partitions))
+	if len(ps) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), m.half)
+	defer cancel()
+	m.handler.Revoked(ctx, ps)
+	m.drop(ps)
+}
+
+func (m *membership) onLost(_ context.Context, _ *kgo.Client, all map[string][]int32) {
+	// At once, also while Revoked is at work: what it waits for is not ours to
+	// finish any more.
+	ps := m.ours(among(all[m.topic]))
+	m.drop(ps)
+	if len(ps) == 0 {
+		return
+	}
+	m.calls.Lock()
+	defer m.calls.Unlock()
+	m.handler.Lost(ps)
+}
+
+func among(partitions []int32) func(int32) bool {
+	return func(p int32) bool { return slices.Contains(partitions, p) }
+}
+
+// ours gives the assigned partitions that are wanted, in order.
+func (m *membership) ours(wanted func(int32) bool) []int32 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var ps []int32
+	for p := range m.assigned {
+		if wanted(p) {
+			ps = append(ps, p)
+		}
+	}
+	slices.Sort(ps)
+	return ps
+}
+
+func (m *membership) drop(partitions []int32) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, p := range partitions {
+		delete(m.assigned, p)
+	}
+}

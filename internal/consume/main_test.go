@@ -1,0 +1,37 @@
+package consume_test
+
+import (
+	"testing"
+
+	"github.com/twmb/franz-go/pkg/kfake"
+	"go.uber.org/goleak"
+
+	"billing/internal/consume/consumetest"
+)
+
+// Every client, group and owner that the tests open is closed, so at the end
+// nothing of them runs.
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fake starts a fake broker for one test.
+func fake(t *testing.T, opts ...kfake.Opt) *kfake.Cluster {
+	t.Helper()
+	c, err := kfake.NewCluster(append([]kfake.Opt{kfake.NumBrokers(3), kfake.GroupMinSessionTimeout(0)}, opts...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+func TestOwner(t *testing.T) { consumetest.Owner(t, fake(t).ListenAddrs()) }
+
+func TestFetch(t *testing.T) { consumetest.Fetch(t, fake(t).ListenAddrs()) }
+
+func TestGroup(t *testing.T) { consumetest.Group(t, fake(t).ListenAddrs()) }
+
+func TestTopics(t *testing.T) { consumetest.Topics(t, fake(t).ListenAddrs()) }
+
+func TestFaults(t *testing.T) { consumetest.Faults(t, fake(t).ListenAddrs()) }
+
+func TestRace(t *testing.T) { consumetest.Race(t, fake(t).ListenAddrs(), nil) }

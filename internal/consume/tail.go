@@ -1,0 +1,287 @@
+package consume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+)
+
+// partitionLog reads one partition by raw requests to its leader. A consumer
+// would not do: it says nothing about a tail of aborted, compacted or control
+// records, so a reader that waits for the last offset would wait for ever. It
+// is used by one goroutine at a time.
+type partitionLog struct {
+	cl        *kgo.Client
+	topic     string
+	partition int32
+
+	known      bool // the rest is from the last metadata
+	id         [16]byte
+	partitions int32
+	leader     int32
+}
+
+func newPartitionLog(cl *kgo.Client, topic string, partition int32) *partitionLog {
+	return &partitionLog{cl: cl, topic: topic, partition: partition}
+}
+
+func (p *partitionLog) String() string { return fmt.Sprintf("%s/%d", p.topic, p.partition) }
+
+// retry runs try until it succeeds, fails for good, or ctx ends. Before a try
+// the leader is known, and after a failure it is looked up again.
+func (p *partitionLog) retry(ctx context.Context, what string, try func() error) error {
+	err := again(ctx, transient, func() error {
+		err := p.lookUp(ctx)
+		if err == nil {
+			err = try()
+		}
+		if err != nil && !errors.Is(err, kerr.ConcurrentTransactions) {
+			p.known = false
+		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", what, p, err)
+	}
+	return nil
+}
+
+// again runs try until it succeeds, fails with what may not be tried again, or
+// ctx ends.
+func again(ctx context.Context, may func(error) bool, try func() error) error {
+	for n := 1; ; n++ {
+		err := try()
+		if err == nil || !may(err) {
+			return err
+		}
+		wait := retryBackoff(n)
+		if errors.Is(err, kerr.ConcurrentTransactions) {
+			// The markers of the lane's own last transaction, mostly, a few ms long.
+			wait = min(time.Duration(n)*2*time.Millisecond, 50*time.Millisecond)
+		}
+		if cerr := pause(ctx, wait); cerr != nil {
+			return fmt.Errorf("%w, last: %w", cerr, err)
+		}
+	}
+}
+
+var errNoPartition = errors.New("an answer without the partition")
+
+// transient reports whether the same request may succeed later: everything
+// but a broker's final answer and the end of the client.
+func transient(err error) bool {
+	if errors.Is(err, kgo.ErrClientClosed) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return false
+	}
+	if errors.Is(err, kerr.ConcurrentTransactions) {
+		return true
+	}
+	var ke *kerr.Error
+	if errors.As(err, &ke) {
+		return ke.Retriable
+	}
+	var final *finalError
+	return !errors.As(err, &final)
+}
+
+// finalError is one that another try does not heal.
+type finalError struct{ err error }
+
+func (e *finalError) Error() string { return e.err.Error() }
+func (e *finalError) Unwrap() error { return e.err }
+
+// lookUp asks for the topic's id, partition count and the partition's leader.
+func (p *partitionLog) lookUp(ctx context.Context) error {
+	if p.known {
+		return nil
+	}
+	t, err := describeTopic(ctx, p.cl, p.topic)
+	if err != nil {
+		return err
+	}
+	if int(p.partition) >= len(t.Partitions) {
+		return &finalError{fmt.Errorf("the topic has only %d partitions", len(t.Partitions))}
+	}
+	for i := range t.Partitions {
+		if q := &t.Partitions[i]; q.Partition == p.partition {
+			if err := kerr.ErrorForCode(q.ErrorCode); err != nil {
+				return err
+			}
+			p.id, p.partitions, p.leader, p.known = t.TopicID, int32(len(t.Partitions)), q.Leader, true
+			return nil
+		}
+	}
+	return kerr.UnknownTopicOrPartition
+}
+
+// describeTopic asks a broker for one topic. The client learns the brokers'
+// addresses from it too.
+func describeTopic(ctx context.Context, cl *kgo.Client, topic string) (*kmsg.MetadataResponseTopic, error) {
+	req := kmsg.NewPtrMetadataRequest()
+	rt := kmsg.NewMetadataRequestTopic()
+	rt.Topic = kmsg.StringPtr(topic)
+	req.Topics = append(req.Topics, rt)
+	resp, err := req.RequestWith(ctx, cl)
+	if err != nil {
+		return nil, err
+	}
+	if len(resp.Topics) != 1 {
+		return nil, fmt.Errorf("metadata: asked for one topic, got %d", len(resp.Topics))
+	}
+	t := &resp.Topics[0]
+	if err := kerr.ErrorForCode(t.ErrorCode); err != nil {
+		return nil, err
+	}
+	if len(t.Partitions) == 0 || t.TopicID == ([16]byte{}) {
+		return nil, kerr.UnknownTopicOrPartition // being created
+	}
+	return t, nil
+}
+
+// bounds gives the log's start and its high watermark. The watermark is asked
+// for read_uncommitted: the last stable offset is too small while a crashed
+// writer's transaction is open.
+func (p *partitionLog) bounds(ctx context.Context) (start, end int64, err error) {
+	const earliest, latest = -2, -1
+	if start, err = p.listOffset(ctx, earliest); err != nil {
+		return 0, 0, err
+	}
+	end, err = p.listOffset(ctx, latest)
+	return start, end, err
+}
+
+func (p *partitionLog) listOffset(ctx context.Context, which int64) (offset int64, err error) {
+	err = p.retry(ctx, "list offsets of", func() error {
+		req := kmsg.NewPtrListOffsetsRequest()
+		req.ReplicaID = -1
+		rp := kmsg.NewListOffsetsRequestTopicPartition()
+		rp.Partition, rp.Timestamp, rp.CurrentLeaderEpoch = p.partition, which, -1
+		rt := kmsg.NewListOffsetsRequestTopic()
+		rt.Topic = p.topic
+		rt.Partitions = append(rt.Partitions, rp)
+		req.Topics = append(req.Topics, rt)
+		resp, err := req.RequestWith(ctx, p.cl.Broker(int(p.leader)))
+		if err != nil {
+			return err
+		}
+		if len(resp.Topics) != 1 || len(resp.Topics[0].Partitions) != 1 {
+			return errNoPartition
+		}
+		answer := &resp.Topics[0].Partitions[0]
+		offset = answer.Offset
+		return kerr.ErrorForCode(answer.ErrorCode)
+	})
+	return offset, err
+}
+
+// piece is what one fetch found.
+type piece struct {
+	records []*kgo.Record // committed, without control records
+	next    int64         // behind everything that the fetch has passed, records or not
+	stable  int64         // last stable offset
+}
+
+// fetch reads committed records from offset on, waiting at most wait for some.
+func (p *partitionLog) fetch(ctx context.Context, offset int64, wait time.Duration, maxBytes int32) (got piece, err error) {
+	err = p.retry(ctx, "read", func() error {
+		req := kmsg.NewPtrFetchRequest()
+		req.ReplicaID = -1
+		req.MaxWaitMillis = int32(wait / time.Millisecond)
+		req.MinBytes = 1
+		req.MaxBytes = maxBytes
+		req.IsolationLevel = 1 // read_committed
+		req.SessionID, req.SessionEpoch = 0, -1
+		rp := kmsg.NewFetchRequestTopicPartition()
+		rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = p.partition, offset, maxBytes
+		rp.CurrentLeaderEpoch, rp.LastFetchedEpoch, rp.LogStartOffset = -1, -1, -1
+		rt := kmsg.NewFetchRequestTopic()
+		rt.Topic, rt.TopicID = p.topic, p.id
+		rt.Partitions = append(rt.Partitions, rp)
+		req.Topics = append(req.Topics, rt)
+		resp, err := req.RequestWith(ctx, p.cl.Broker(int(p.leader)))
+		if err != nil {
+			return err
+		}
+		if err := kerr.ErrorForCode(resp.ErrorCode); err != nil {
+			return err
+		}
+		if len(resp.Topics) != 1 || len(resp.Topics[0].Partitions) != 1 {
+			return errNoPartition
+		}
+		answer := &resp.Topics[0].Partitions[0]
+		if err := kerr.ErrorForCode(answer.ErrorCode); err != nil {
+			return err
+		}
+		decompressor, _ := p.cl.OptValue(kgo.WithDecompressor).(kgo.Decompressor)
+		if decompressor == nil { // the client's own is bounded by MaxDecompressBatchBytes
+			return &finalError{errors.New("the client has no decompressor")}
+		}
+		found, next := kgo.ProcessFetchPartition(kgo.ProcessFetchPartitionOpts{
+			Offset:         offset,
+			IsolationLevel: kgo.ReadCommitted(),
+			Topic:          p.topic,
+			Partition:      p.partition,
+		}, answer, decompressor, nil)
+		if found.Err != nil {
+			return &finalError{fmt.Errorf("at offset %d: %w", next, found.Err)}
+		}
+		got = piece{records: found.Records, next: next, stable: answer.LastStableOffset}
+		return nil
+	})
+	return got, err
+}
+
+const (
+	readWait  = 250 * time.Millisecond // a fetch behind an open transaction; asked again until the context ends
+	readBytes = 4 << 20
+)
+
+// readTo calls fn for every committed record in [from, to). It returns when
+// the log is passed up to to, which must not be beyond the high watermark. An
+// open transaction below to is waited for.
+func (p *partitionLog) readTo(ctx context.Context, from, to int64, fn func(*kgo.Record) error) error {
+	stable := int64(math.MaxInt64) // not known yet
+	for offset := from; offset < to; {
+		got, err := p.fetch(ctx, offset, readWait, readBytes)
+		if err != nil {
+			if ctx.Err() != nil && stable <= offset {
+				return fmt.Errorf("read %s: another producer's transaction is open at offset %d, below the end %d (the broker aborts it after that producer's transaction time-out): %w", p, stable, to, err)
+			}
+			return err
+		}
+		for _, r := range got.records {
+			if r.Offset >= to {
+				break
+			}
+			if err := fn(r); err != nil {
+				return err
+			}
+		}
+		offset, stable = got.next, got.stable
+	}
+	return nil
+}
+
+// last gives the last committed record in [start, end), nil without one. It
+// starts near the end and goes back in growing steps.
+func (p *partitionLog) last(ctx context.Context, start, end int64) (*kgo.Record, error) {
+	for span := int64(64); end > start; span = min(2*span, math.MaxInt64/4) {
+		from := max(start, end-span)
+		var found *kgo.Record
+		err := p.readTo(ctx, from, end, func(r *kgo.Record) error {
+			found = r
+			return nil
+		})
+		if err != nil || found != nil {
+			return found, err
+		}
+		end = from
+	}
+	return nil, nil
+}
