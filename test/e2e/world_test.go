@@ -43,35 +43,27 @@ type option func(*settings)
 type settings struct {
 	partitions int32
 	interval   string
-	extra      string // YAML
-	brokers    string
-	kafka      *servers.KafkaServer
-	mysql      []*servers.MySQLServer
 }
 
-func withPartitions(n int32) option   { return func(s *settings) { s.partitions = n } }
-func withInterval(d string) option    { return func(s *settings) { s.interval = d } }
-func withSettings(yaml string) option { return func(s *settings) { s.extra += yaml } }
-func withServers(k *servers.KafkaServer, m ...*servers.MySQLServer) option {
-	return func(s *settings) { s.kafka, s.mysql = k, m }
-}
+func withPartitions(n int32) option { return func(s *settings) { s.partitions = n } }
+func withInterval(d string) option  { return func(s *settings) { s.interval = d } }
 
 // newWorld makes a topic, a database on each of the first n servers, and the
 // tables.
 func newWorld(t *testing.T, shards int, opts ...option) *world {
 	t.Helper()
-	s := settings{partitions: 1, interval: "200ms", kafka: shared.kafka, mysql: shared.mysql[:shards]}
+	s := settings{partitions: 1, interval: "200ms"}
 	for _, o := range opts {
 		o(&s)
 	}
 	id := uuid.NewString()[:8]
-	w := &world{t: t, job: "job-" + id, topic: "in-" + id, partitions: s.partitions, dir: t.TempDir(), servers: s.mysql, oracle: map[string]*big.Rat{}}
-	s.kafka.CreateTopic(t, w.topic, s.partitions, map[string]string{"max.message.bytes": "4194304"})
-	w.producer = s.kafka.Client(t, kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(w.topic), kgo.ProducerBatchMaxBytes(4<<20))
-	w.admin = s.kafka.Client(t)
+	w := &world{t: t, job: "job-" + id, topic: "in-" + id, partitions: s.partitions, dir: t.TempDir(), servers: shared.mysql[:shards], oracle: map[string]*big.Rat{}}
+	shared.kafka.CreateTopic(t, w.topic, s.partitions, map[string]string{"max.message.bytes": "4194304"})
+	w.producer = shared.kafka.Client(t, kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(w.topic), kgo.ProducerBatchMaxBytes(4<<20))
+	w.admin = shared.kafka.Client(t)
 
 	var list strings.Builder
-	for i, m := range s.mysql {
+	for i, m := range w.servers {
 		dsn := m.NewDatabase(t)
 		w.dsns = append(w.dsns, dsn)
 		fmt.Fprintf(&list, "  - name: s%d\n    dsn: %q\n", i, dsn)
@@ -97,7 +89,7 @@ message:
 admin:
   listen: "127.0.0.1:0"
 first_start: true
-%s`, w.job, s.kafka.Addr(), w.topic, list.String(), s.interval, s.extra)
+`, w.job, shared.kafka.Addr(), w.topic, list.String(), s.interval)
 	if err := os.WriteFile(w.config, []byte(yaml), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -194,6 +186,7 @@ func (w *world) epochs(partition int32) []int64 {
 		if err != nil {
 			w.t.Fatal(err)
 		}
+		defer rows.Close()
 		var last, next int64
 		for rows.Next() {
 			var seq, from, to, in, sum int64
