@@ -16,8 +16,8 @@ import (
 // Invariant: it is not called again before it returned, so the next epoch is
 // neither prepared nor decided before phase 2 of this one is complete (C2).
 func (s *Session) Checkpoint(ctx context.Context, e *Epoch) (err error) {
+	defer func() { s.ended = s.ended || err != nil }() // behind guard: a broken invariant ends it too
 	defer guard(&err)
-	defer func() { s.ended = s.ended || err != nil }()
 	assert(!s.ended, "no checkpoint in a session that has ended")
 
 	last := s.decision.Load()
@@ -84,8 +84,8 @@ func (s *Session) Checkpoint(ctx context.Context, e *Epoch) (err error) {
 // offset. Otherwise retention passes D's offset, and the lane would refuse to
 // start for nothing.
 func (s *Session) Advance(ctx context.Context, next int64) (err error) {
+	defer func() { s.ended = s.ended || err != nil }() // behind guard: a broken invariant ends it too
 	defer guard(&err)
-	defer func() { s.ended = s.ended || err != nil }()
 	assert(!s.ended, "no decision in a session that has ended")
 	d := *s.decision.Load()
 	assert(next > d.Next, "an advance moves the offset: from %d to %d", d.Next, next)
@@ -282,7 +282,7 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 	assert(s.decision.Load().GTRID == d.GTRID, "only D's own branch is committed: %s", d.GTRID)
 	var absent time.Time // since when it is neither listed nor a row
 	for try := 0; ; try++ {
-		err := s.xaCommit(ctx, i, shard, d.GTRID)
+		err := s.xaCommit(ctx, i, shard, d.GTRID, false)
 		if err != nil && !errors.Is(err, ErrNotListed) {
 			s.waiting("C8", "commit "+string(d.GTRID)+" on shard "+shard.Name(), err)
 		}
@@ -313,20 +313,20 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 	}
 }
 
-// xaCommit commits one branch and notes who counts the epoch: the process whose
-// XA COMMIT on shard 0 was, as far as it can know, the one that did it. So an
-// epoch that two owners finish together is counted once.
-func (s *Session) xaCommit(ctx context.Context, i int, shard Shard, g GTRID) error {
+// xaCommit commits one branch and notes who did, for who counts the epoch.
+// recovery: S4 or the sweep, not C8.
+func (s *Session) xaCommit(ctx context.Context, i int, shard Shard, g GTRID, recovery bool) error {
 	err := shard.Commit(ctx, g)
-	if i == 0 && !errors.Is(err, ErrNotListed) {
-		s.job.counts.Store(s.lane, g)
+	if !errors.Is(err, ErrNotListed) {
+		s.job.claims.committed(s.lane, g, i, recovery)
 	}
 	return err
 }
 
-// count publishes the counts of an epoch that every shard shows, once.
+// count publishes the counts of an epoch that every shard shows, if it is ours
+// to count.
 func (s *Session) count(d *Decision, c Counts, recovered bool) {
-	if s.job.counts.CompareAndDelete(s.lane, d.GTRID) && s.job.Listener.Committed != nil {
+	if s.job.claims.take(s.lane, d.GTRID, len(s.job.Shards)) && s.job.Listener.Committed != nil {
 		s.job.Listener.Committed(s.lane, *d, c, recovered)
 	}
 }

@@ -96,6 +96,9 @@ func session(ctx context.Context, job *checkpoint.Job, end, step int64) error {
 // prepared, the chain has no hole, and D agrees.
 func exact(t *testing.T, w *checkpointtest.World, shards int, end int64) {
 	t.Helper()
+	if err := w.Sound(); err != nil {
+		t.Fatalf("rules broken:\n%v", err)
+	}
 	for i := range shards {
 		s := w.Shard(i)
 		next := int64(0)

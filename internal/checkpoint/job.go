@@ -27,7 +27,7 @@ type Job struct {
 
 	Listener Listener
 
-	counts sync.Map // Lane -> GTRID that this process will count, see Session.xaCommit
+	claims claims // on epochs to count
 }
 
 // Limits bound every wait of the protocol: who waits for ever is a stuck

@@ -152,7 +152,11 @@ type ExistingRow struct {
 	Key     [16]byte // dedup key
 	Content [8]byte  // first bytes of the content hash
 	Offset  int64    // where the id was first applied
-	Time    int64    // event time, µs since 1970 UTC
+	// Time decides in which bucket the entry is remembered, µs since 1970 UTC:
+	// the larger of the row's event time and that of the record that met it.
+	// The row's own bucket may be forgotten, and the same epoch would fail again
+	// and again.
+	Time int64
 }
 
 // LaneRow is a lane's row in billing_lane: its last committed epoch on a shard.

@@ -86,15 +86,36 @@ func (s *Session) open(ctx context.Context, state State) (err error) {
 	// S4: every shard shows exactly the epochs up to D, and nothing is in doubt.
 	// It comes before the restore because prepared branches hold row locks.
 	if err := s.settleAll(ctx); err != nil {
-		return err
+		return s.unlessSuperseded(ctx, err)
 	}
 	failpoint.Hit(failpoint.Settled, 0)
 
 	// S5: the dedup state is what it was at D.
 	if err := s.restore(ctx, state); err != nil {
-		return err
+		return s.unlessSuperseded(ctx, err)
 	}
 	return nil
+}
+
+// unlessSuperseded looks again before a lane is refused after its takeover: a
+// later owner has moved on meanwhile, so its epochs look undecided to us, and
+// the state that it trimmed looks lost. What such a session finds is no fact
+// about the lane.
+func (s *Session) unlessSuperseded(ctx context.Context, found error) error {
+	var refused *Refusal
+	if !errors.As(found, &refused) {
+		return found
+	}
+	rctx, cancel := context.WithTimeout(ctx, s.job.Limits.Read)
+	defer cancel()
+	r, err := s.owner.Read(rctx)
+	if err != nil {
+		return fmt.Errorf("look whether the lane has been taken over: %w (before it: %s)", err, found.Error())
+	}
+	if d, err := ParseDecision(r.Record); err == nil && d.Incarnation > s.incarnation {
+		return fmt.Errorf("%w: incarnation %d, ours is %d (before it: %s)", ErrSuperseded, d.Incarnation, s.incarnation, found.Error())
+	}
+	return found
 }
 
 // fenceAndRead is S1 and S2. Two copies of D that are unequal under a fresh

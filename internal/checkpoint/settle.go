@@ -179,7 +179,7 @@ func (s *Session) act(ctx context.Context, i int, shard Shard, g GTRID, d *Decis
 		if running && s.phase2.Load() {
 			return leave, nil // C8 is its only committer
 		}
-		if err := s.xaCommit(ctx, i, shard, g); err != nil {
+		if err := s.xaCommit(ctx, i, shard, g, true); err != nil {
 			return v, fmt.Errorf("commit the decided branch %s: %w", g, err)
 		}
 	case rollBack:

@@ -1,0 +1,253 @@
+package checkpointtest
+
+import (
+	"context"
+	"fmt"
+	"sort"
+	"strings"
+
+	"billing/internal/checkpoint"
+)
+
+// Shard is a fake MySQL shard for one lane. The lock of the lane's row allows
+// one prepared branch at a time.
+type Shard struct {
+	world    *World
+	number   int
+	lane     *checkpoint.LaneRow
+	epochs   map[int64]epoch
+	prepared map[checkpoint.GTRID]*checkpoint.Branch
+	used     map[checkpoint.GTRID]bool // every name that was ever prepared
+	hidden   *checkpoint.Branch        // a commit that is executing: neither listed nor a row
+
+	// Applied collects the Contents of every committed branch, in order.
+	Applied []any
+	// SwallowCommit has the next XA COMMIT answer OK and do nothing: what MySQL
+	// may do in the instant in which the branch's old connection ends.
+	SwallowCommit bool
+	// Attached is how many XA COMMIT and XA ROLLBACK of listed branches still
+	// answer "unknown XID", as while another connection has the branch.
+	Attached int
+	// Exists, if set, makes Prepare answer what it returns (MySQL's 1062).
+	Exists func(b *checkpoint.Branch) []checkpoint.ExistingRow
+}
+
+type epoch struct {
+	row    checkpoint.EpochRow
+	from   int64
+	branch *checkpoint.Branch
+}
+
+// Shard returns shard i, to look at and to damage.
+func (w *World) Shard(i int) *Shard { return w.shards[i] }
+
+// Name implements checkpoint.Shard.
+func (s *Shard) Name() string { return fmt.Sprintf("s%d", s.number) }
+
+func (s *Shard) call(name string) string { return name + " on " + s.Name() }
+
+// EndOlder implements checkpoint.Shard.
+func (s *Shard) EndOlder(ctx context.Context, _ checkpoint.Lane) error {
+	return s.world.do(ctx, s.call("IS_USED_LOCK"), func() error { return nil })
+}
+
+// Prepared implements checkpoint.Shard.
+func (s *Shard) Prepared(ctx context.Context, prefix string) (out []checkpoint.GTRID, err error) {
+	err = s.world.do(ctx, s.call("XA RECOVER"), func() error {
+		for g := range s.prepared {
+			if strings.HasPrefix(string(g), prefix) {
+				out = append(out, g)
+			}
+		}
+		sort.Slice(out, func(i, j int) bool { return out[i] < out[j] })
+		return nil
+	})
+	return out, err
+}
+
+// LaneRow implements checkpoint.Shard.
+func (s *Shard) LaneRow(ctx context.Context, _ checkpoint.Lane) (row checkpoint.LaneRow, ok bool, err error) {
+	err = s.world.do(ctx, s.call("SELECT lane"), func() error {
+		if s.lane != nil {
+			row, ok = *s.lane, true
+		}
+		return nil
+	})
+	return row, ok && err == nil, err
+}
+
+// EpochRow implements checkpoint.Shard.
+func (s *Shard) EpochRow(ctx context.Context, _ checkpoint.Lane, seq int64) (row checkpoint.EpochRow, ok bool, err error) {
+	err = s.world.do(ctx, s.call("SELECT epoch"), func() error {
+		var e epoch
+		e, ok = s.epochs[seq]
+		row = e.row
+		return nil
+	})
+	return row, ok && err == nil, err
+}
+
+// Prepare implements checkpoint.Shard.
+func (s *Shard) Prepare(ctx context.Context, b *checkpoint.Branch) error {
+	return s.world.do(ctx, s.call("XA PREPARE"), func() error {
+		if len(s.prepared) > 0 || s.hidden != nil {
+			return fmt.Errorf("lock wait timeout: %w", checkpoint.ErrRolledBack)
+		}
+		seq, incarnation := int64(0), int64(0)
+		if s.lane != nil {
+			seq, incarnation = s.lane.Seq, s.lane.Incarnation
+		}
+		if seq != b.Seq-1 || incarnation > b.Incarnation {
+			return fmt.Errorf("lane row is at seq %d, incarnation %d: %w", seq, incarnation, checkpoint.ErrRolledBack)
+		}
+		if s.Exists != nil {
+			if rows := s.Exists(b); len(rows) > 0 {
+				return &checkpoint.RowsExistError{Shard: s.Name(), Entries: rows}
+			}
+		}
+		s.world.mayPrepare(s, b)
+		c := *b
+		s.prepared[b.GTRID] = &c
+		return nil
+	})
+}
+
+// Commit implements checkpoint.Shard.
+func (s *Shard) Commit(ctx context.Context, g checkpoint.GTRID) error {
+	return s.world.do(ctx, s.call("XA COMMIT"), func() error {
+		b, ok := s.prepared[g]
+		if !ok || s.attached() {
+			return checkpoint.ErrNotListed
+		}
+		s.world.mayCommit(s, g)
+		delete(s.prepared, g)
+		if s.SwallowCommit {
+			s.SwallowCommit = false
+			return nil
+		}
+		s.apply(b)
+		return nil
+	})
+}
+
+func (s *Shard) attached() bool {
+	if s.Attached == 0 {
+		return false
+	}
+	s.Attached--
+	return true
+}
+
+func (s *Shard) apply(b *checkpoint.Branch) {
+	s.lane = &checkpoint.LaneRow{Incarnation: b.Incarnation, Seq: b.Seq, Next: b.OffsetNext}
+	s.epochs[b.Seq] = epoch{
+		row:    checkpoint.EpochRow{GTRID: b.GTRID, Next: b.OffsetNext, Counts: b.Counts, Digest: append(append([]byte(nil), b.PrevDigest...), byte(b.Seq))},
+		from:   b.OffsetFrom,
+		branch: b,
+	}
+	s.Applied = append(s.Applied, b.Contents)
+}
+
+// Rollback implements checkpoint.Shard.
+func (s *Shard) Rollback(ctx context.Context, g checkpoint.GTRID) error {
+	return s.world.do(ctx, s.call("XA ROLLBACK"), func() error {
+		if _, ok := s.prepared[g]; !ok || s.attached() {
+			return checkpoint.ErrNotListed
+		}
+		s.world.mayRollBack(s, g)
+		delete(s.prepared, g)
+		return nil
+	})
+}
+
+// Put makes a branch appear prepared, as a late XA PREPARE does.
+func (s *Shard) Put(b *checkpoint.Branch) {
+	s.world.mu.Lock()
+	defer s.world.mu.Unlock()
+	s.prepared[b.GTRID] = b
+}
+
+// LoseEpoch undoes the last epoch, as a restored backup does.
+func (s *Shard) LoseEpoch() {
+	last := s.lane.Seq
+	delete(s.epochs, last)
+	s.Applied = s.Applied[:len(s.Applied)-1]
+	if e, ok := s.epochs[last-1]; ok {
+		s.lane = &checkpoint.LaneRow{Incarnation: e.branch.Incarnation, Seq: last - 1, Next: e.row.Next}
+	} else {
+		s.lane = nil
+	}
+}
+
+// ComeBack undoes the last epoch and makes its branch prepared again, as the
+// promotion of a replica does that had received the prepare only.
+func (s *Shard) ComeBack() {
+	s.world.mu.Lock()
+	defer s.world.mu.Unlock()
+	b := s.epochs[s.lane.Seq].branch
+	s.LoseEpoch()
+	s.prepared[b.GTRID] = b
+}
+
+// Execute has the commit of a prepared branch begin and not end: it is neither
+// listed nor a row until Finish.
+func (s *Shard) Execute(g checkpoint.GTRID) {
+	s.world.mu.Lock()
+	defer s.world.mu.Unlock()
+	s.hidden = s.prepared[g]
+	delete(s.prepared, g)
+}
+
+// Finish ends what Execute began.
+func (s *Shard) Finish() {
+	s.world.mu.Lock()
+	defer s.world.mu.Unlock()
+	s.apply(s.hidden)
+	s.hidden = nil
+}
+
+// From is where the epoch begins.
+func (s *Shard) From(seq int64) int64 { return s.epochs[seq].from }
+
+// SetLaneRow changes the lane's row by hand; nil removes it.
+func (s *Shard) SetLaneRow(row *checkpoint.LaneRow) { s.lane = row }
+
+// SetEpochGTRID changes the branch's name in an epoch's row by hand.
+func (s *Shard) SetEpochGTRID(seq int64, g checkpoint.GTRID) {
+	e := s.epochs[seq]
+	e.row.GTRID = g
+	s.epochs[seq] = e
+}
+
+// PreparedNow lists the prepared branches without a call.
+func (s *Shard) PreparedNow() []checkpoint.GTRID {
+	s.world.mu.Lock()
+	defer s.world.mu.Unlock()
+	var out []checkpoint.GTRID
+	for g := range s.prepared {
+		out = append(out, g)
+	}
+	return out
+}
+
+// Chain checks that the epochs 1 to n are there without a hole, each beginning
+// where the last one ended, and returns n. The caller holds no lock.
+func (s *Shard) Chain() (int64, error) {
+	next := int64(-1)
+	for seq := int64(1); ; seq++ {
+		e, ok := s.epochs[seq]
+		if !ok {
+			if len(s.epochs) != int(seq-1) {
+				return 0, fmt.Errorf("%s: no epoch %d, but %d rows", s.Name(), seq, len(s.epochs))
+			}
+			return seq - 1, nil
+		}
+		if next >= 0 && e.from != next {
+			return 0, fmt.Errorf("%s: epoch %d begins at %d, the last one ended at %d", s.Name(), seq, e.from, next)
+		}
+		if len(e.row.Digest) != int(seq) {
+			return 0, fmt.Errorf("%s: epoch %d: digest is not chained: %v", s.Name(), seq, e.row.Digest)
+		}
+		next = e.row.Next
+	}
+}

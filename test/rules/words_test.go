@@ -1,0 +1,235 @@
+package rules
+
+import (
+	"go/ast"
+	"go/token"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// reasonWords are the words of all constants named Reason... of type string.
+func reasonWords(t *testing.T) map[string]string {
+	t.Helper()
+	words := map[string]string{}
+	for _, s := range sources() {
+		if s.test() || !strings.HasPrefix(s.path, "internal/") {
+			continue
+		}
+		for _, d := range s.file.Decls {
+			gen, ok := d.(*ast.GenDecl)
+			if !ok || gen.Tok != token.CONST {
+				continue
+			}
+			for _, spec := range gen.Specs {
+				v, ok := spec.(*ast.ValueSpec)
+				if !ok {
+					continue
+				}
+				for i, name := range v.Names {
+					if !strings.HasPrefix(name.Name, "Reason") || i >= len(v.Values) {
+						continue
+					}
+					if lit, ok := v.Values[i].(*ast.BasicLit); ok && lit.Kind == token.STRING {
+						word, err := strconv.Unquote(lit.Value)
+						if err != nil {
+							t.Fatal(err)
+						}
+						words[word] = name.Name
+					}
+				}
+			}
+		}
+	}
+	if len(words) < 20 {
+		t.Fatalf("found %d reasons only", len(words))
+	}
+	return words
+}
+
+// netWords are the names that are given to Listener.Net.
+func netWords() map[string]bool {
+	words := map[string]bool{}
+	for _, s := range sources() {
+		if s.test() {
+			continue
+		}
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			is, ok := n.(*ast.IfStmt)
+			if !ok {
+				return true
+			}
+			init, ok := is.Init.(*ast.AssignStmt)
+			if !ok || len(init.Rhs) != 1 {
+				return true
+			}
+			if sel, ok := init.Rhs[0].(*ast.SelectorExpr); !ok || sel.Sel.Name != "Net" {
+				return true
+			}
+			ast.Inspect(is.Body, func(n ast.Node) bool {
+				call, ok := n.(*ast.CallExpr)
+				if ok && len(call.Args) == 3 {
+					if lit, ok := call.Args[1].(*ast.BasicLit); ok {
+						words[strings.Trim(lit.Value, `"`)] = true
+					}
+				}
+				return true
+			})
+			return true
+		})
+	}
+	return words
+}
+
+// TestRunbook: each reason of a refusal and each net has a section in the
+// runbook, and each section is for one that exists.
+func TestRunbook(t *testing.T) {
+	doc := text(t, runbookDoc)
+	sections := func(kind string) map[string]bool {
+		out := map[string]bool{}
+		for _, m := range regexp.MustCompile("(?m)^### "+kind+" `([a-z0-9-]+)`").FindAllStringSubmatch(doc, -1) {
+			if out[m[1]] {
+				t.Errorf("%s: %s %s has two sections", runbookDoc, kind, m[1])
+			}
+			out[m[1]] = true
+		}
+		return out
+	}
+	same := func(kind string, have, want map[string]bool) {
+		for w := range want {
+			if !have[w] {
+				t.Errorf("%s has no section \"### %s `%s`\"", runbookDoc, kind, w)
+			}
+		}
+		for w := range have {
+			if !want[w] {
+				t.Errorf("%s has a section for %s %s, which the code does not know", runbookDoc, kind, w)
+			}
+		}
+	}
+	reasons := map[string]bool{}
+	for word := range reasonWords(t) {
+		reasons[word] = true
+	}
+	nets := netWords()
+	if len(nets) == 0 {
+		t.Fatal("found no nets")
+	}
+	same("Refusal", sections("Refusal"), reasons)
+	same("Net", sections("Net"), nets)
+	for _, section := range strings.Split(doc, "\n### ")[1:] {
+		head, _, _ := strings.Cut(section, "\n")
+		for _, part := range []string{"**Means.**", "**Check.**", "**Do.**"} {
+			if !strings.Contains(section, part) {
+				t.Errorf("%s: section %s has no %s", runbookDoc, head, part)
+			}
+		}
+	}
+}
+
+// TestRefusalsAreInTheProtocol: the closed list is in the contract too.
+func TestRefusalsAreInTheProtocol(t *testing.T) {
+	_, section, ok := strings.Cut(text(t, protocolDoc), "\n## Refusals\n")
+	section, _, end := strings.Cut(section, "\n## ")
+	if !ok || !end {
+		t.Fatalf("%s has no section Refusals", protocolDoc)
+	}
+	for word, name := range reasonWords(t) {
+		if name != "ReasonBranchesPrepared" && !strings.Contains(section, "`"+word+"`") { // migrate's own
+			t.Errorf("%s does not list %s", protocolDoc, word)
+		}
+	}
+}
+
+// TestDataWords: docs/data.md lists every reason for which a record is rejected,
+// and every table.
+func TestDataWords(t *testing.T) {
+	doc := text(t, dataDoc)
+	var words []string
+	ast.Inspect(goFile(t, "internal/event/event.go").file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok || spec.Names[0].Name != "reasonWords" {
+			return true
+		}
+		for _, e := range spec.Values[0].(*ast.CompositeLit).Elts {
+			if lit, ok := e.(*ast.KeyValueExpr).Value.(*ast.BasicLit); ok {
+				words = append(words, strings.Trim(lit.Value, `"`))
+			}
+		}
+		return false
+	})
+	if len(words) < 15 {
+		t.Fatalf("found %d reasons only", len(words))
+	}
+	for _, w := range words {
+		if w != "none" && !strings.Contains(doc, "`"+w+"`") {
+			t.Errorf("%s does not explain %s", dataDoc, w)
+		}
+	}
+	created := regexp.MustCompile(`(?m)^CREATE (?:TABLE IF NOT EXISTS|OR REPLACE SQL SECURITY INVOKER VIEW) (\w+)`)
+	tables := 0
+	for _, path := range files() {
+		if strings.HasPrefix(path, "migrations/") && strings.HasSuffix(path, ".sql") {
+			for _, m := range created.FindAllStringSubmatch(text(t, path), -1) {
+				tables++
+				if !strings.Contains(doc, "`"+m[1]+"`") {
+					t.Errorf("%s does not explain %s", dataDoc, m[1])
+				}
+			}
+		}
+	}
+	if tables < 8 {
+		t.Fatalf("found %d tables only", tables)
+	}
+}
+
+// TestMetricsAreExplained: docs/operating.md explains every metric, and none
+// that does not exist.
+func TestMetricsAreExplained(t *testing.T) {
+	name := regexp.MustCompile(`^billing_[a-z_]+$`)
+	made := map[string]bool{}
+	ast.Inspect(goFile(t, "cmd/billing/metrics.go").file, func(n ast.Node) bool {
+		if lit, ok := n.(*ast.BasicLit); ok && name.MatchString(strings.Trim(lit.Value, `"`)) {
+			made[strings.Trim(lit.Value, `"`)] = true
+		}
+		return true
+	})
+	if len(made) < 10 {
+		t.Fatalf("found %d metrics only", len(made))
+	}
+	explained := map[string]bool{}
+	for _, m := range regexp.MustCompile("`(billing_[a-z_]+)").FindAllStringSubmatch(text(t, operatingDoc), -1) {
+		if !strings.HasPrefix(m[1], "billing_test_") {
+			explained[m[1]] = true
+		}
+	}
+	tables := regexp.MustCompile(`billing_(?:totals?|ledger|rejects|lane|epoch|epoch_sum|meta|schema)$`)
+	for m := range made {
+		if !explained[m] {
+			t.Errorf("%s does not explain %s", operatingDoc, m)
+		}
+	}
+	for m := range explained {
+		if !made[m] && !tables.MatchString(m) {
+			t.Errorf("%s explains %s, which does not exist", operatingDoc, m)
+		}
+	}
+}
+
+// TestReadmeNamesTheRights: the rights in README.md are those that the tests'
+// users have, so that they are known to be enough.
+func TestReadmeNamesTheRights(t *testing.T) {
+	grant := regexp.MustCompile(`GRANT ([A-Z_, ]+) ON`)
+	rights := func(path string) (all []string) {
+		for _, m := range grant.FindAllStringSubmatch(text(t, path), -1) {
+			all = append(all, m[1])
+		}
+		return all
+	}
+	readme, tested := rights("README.md"), rights("test/servers/grants.sql")
+	if len(tested) == 0 || !slices.Equal(readme, tested) {
+		t.Errorf("README.md grants %q, the tests' users have %q", readme, tested)
+	}
+}
