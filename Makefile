@@ -7,6 +7,9 @@ LDFLAGS  = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 # More arguments for go test, as in: make test TESTFLAGS='-run Takeover -v'
 TESTFLAGS ?=
 
+# The packages whose tests run on real servers.
+ON_SERVERS = /test/(servers|consume|txsink|e2e)$$|/cmd/demo$$
+
 need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on the PATH; next step: install Go 1.26 or later" >&2; exit 1; }; \
 	v=$$($(GO) env GOVERSION) || exit 1; minor=$${v\#go1.}; minor=$${minor%%[!0-9]*}; \
 	[ "$${minor:-0}" -ge 26 ] || { echo "make: FAILED: $$v is too old; next step: install Go 1.26 or later" >&2; exit 1; }
@@ -25,12 +28,12 @@ test: ## all tests; the integration tests get their servers from scripts/testbed
 	@$(need_go)
 	$(GO) vet ./...
 	@$(MAKE) --no-print-directory test-unit
-	@env=$$(scripts/testbed --env) && eval "$$env" && packages=$$($(GO) list ./test/... | grep -v '/test/rules$$') && set -x && \
-	$(GO) test -count=1 -timeout 25m -p 1 $(TESTFLAGS) $$packages
+	@env=$$(scripts/testbed --env) && eval "$$env" && packages=$$($(GO) list ./... | grep -E '$(ON_SERVERS)') && set -x && \
+	$(GO) test -count=1 -timeout 25m -p 1 -parallel 4 $(TESTFLAGS) $$packages
 
 test-unit: ## the tests that need no Docker, the rules of the repository among them
 	@$(need_go)
-	@packages=$$($(GO) list ./... | grep -v '/test/' && $(GO) list ./test/rules) && set -x && $(GO) test -timeout 25m $(TESTFLAGS) $$packages
+	@packages=$$($(GO) list ./... | grep -vE '$(ON_SERVERS)') && set -x && $(GO) test -timeout 25m $(TESTFLAGS) $$packages
 
 testbed: ## only make the test servers' engine and images ready
 	@scripts/testbed
