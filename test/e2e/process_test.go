@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"billing/test/servers"
 )
 
 // process is the real binary at work.
@@ -128,6 +130,8 @@ func (p *process) kill() {
 // stop sends SIGTERM: exit 0 within 20 s is the contract.
 func (p *process) stop() {
 	p.t.Helper()
+	// A process that has not come to its main function yet knows no signals.
+	servers.Eventually(p.t, 30*time.Second, func() error { return contains(p.output(), "msg=starting") })
 	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		p.t.Fatal(err)
 	}

@@ -62,6 +62,10 @@ func TestRefusalsThatEndTheProcess(t *testing.T) {
 				_, err := admin.CreateTopic(t.Context(), 1, 1, nil, w.topic)
 				return err
 			})
+			servers.Eventually(t, time.Minute, func() error {
+				_, err := admin.ListEndOffsets(t.Context(), w.topic) // the brokers know it
+				return err
+			})
 		}},
 		{"shards-changed", func(_ *testing.T, w *world) { w.edit("name: s0", "name: x"); w.swapShards() }},
 		{"migrations-pending", func(t *testing.T, w *world) {
