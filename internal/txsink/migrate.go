@@ -208,7 +208,7 @@ func (m *migrator) noBranches(ctx context.Context) error {
 		if len(ours) > 0 {
 			problems = append(problems, refuse(ReasonBranchesPrepared, sh.name,
 				fmt.Sprintf("%d branches of job %s are prepared: %s", len(ours), m.sink.cfg.Job, strings.Join(ours, ", ")),
-				"stop the service in good order, or resolve them with: billing xa resolve"))
+				"start the service with the version before, which ends them, and stop it in good order"))
 		}
 	}
 	return errors.Join(problems...)

@@ -148,7 +148,7 @@ func TestMigrateRefusesWhileBranchesOfTheJobArePrepared(t *testing.T) {
 	}
 	began := time.Now()
 	err := txsink.Migrate(t.Context(), cfg, io.Discard)
-	wantRefusal(t, err, txsink.ReasonBranchesPrepared, "west", string(l.gtrid(1, 1)), "xa resolve")
+	wantRefusal(t, err, txsink.ReasonBranchesPrepared, "west", string(l.gtrid(1, 1)), "start the service")
 	if took := time.Since(began); took > 20*time.Second {
 		t.Errorf("it took %s to say so", took)
 	}
