@@ -64,8 +64,9 @@ func (c *lossyConn) Write(b []byte) (int, error) {
 		}
 		_ = c.Close()
 		return n, errLost
+	default:
+		return c.Conn.Write(b)
 	}
-	return c.Conn.Write(b)
 }
 
 type inprocess struct {
@@ -249,7 +250,7 @@ func TestAnswersLost(t *testing.T) {
 					return nil, err
 				}
 				return &lossyConn{Conn: c, plan: func(key kmsg.Key) checkpointtest.Fault {
-					one := 0
+					var one int
 					switch key {
 					case kmsg.InitProducerID:
 						one = 3

@@ -38,7 +38,7 @@ func main() {
 // execute runs one command line and returns its exit code. Answers go to out,
 // errors to errOut.
 func execute(ctx context.Context, args []string, out, errOut io.Writer) int {
-	root := newRootCommand()
+	root := newRootCommand() //nolint:contextcheck // its commands get ctx when one is executed
 	root.SetArgs(args)
 	root.SetOut(out)
 	root.SetErr(errOut)

@@ -120,7 +120,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	}
 	log.Info("admin port open", "address", port.Addr())
 	defer func() {
-		end, cancel := context.WithTimeout(context.Background(), time.Second)
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 		defer cancel()
 		_ = port.Shutdown(end)
 	}()
@@ -171,7 +171,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 		Fingerprint: checkpoint.Fingerprint(sink.SetID(), c.Aggregate.Window, c.Message.TypePrefix),
 		Build:       thisBuild().Version, FirstStart: c.FirstStart,
 		Kafka: kafka, Shards: sink.Shards(), Limits: checkpoint.DefaultLimits(c.Kafka.TransactionTimeout),
-		Accept: accept, Listener: listener(metrics, log),
+		Accept: accept, Listener: listener(metrics, log), //nolint:contextcheck // its context is only for the logger
 	}
 	lanes := pipeline.New(pipeline.Config{
 		Job: job, Interval: c.Checkpoint.Interval, MaxRecords: c.Checkpoint.MaxRecords, MaxBytes: c.Checkpoint.MaxBytes,
@@ -199,11 +199,11 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	}
 	// Lanes first, while the group still counts us in: an epoch past its barrier
 	// may need the group's generation to be decided.
-	grace, cancel := context.WithTimeout(context.Background(), drainGrace)
+	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), drainGrace)
 	defer cancel()
 	lanes.Drain(grace)
 	leave()
-	<-left
+	<-left //nolint:errcheck // a group that was left has nothing to say any more
 	if fatal == nil {
 		log.Info("stopped")
 	}
@@ -224,7 +224,7 @@ func await(ctx context.Context, log *slog.Logger, view *view, what string, check
 		case errors.As(err, &refused):
 			return err
 		case ctx.Err() != nil:
-			return nil // asked to stop while waiting
+			return nil //nolint:nilerr // asked to stop while waiting
 		}
 		msg := fmt.Sprintf("waiting for %s: %v", what, err)
 		view.waiting.Store(&msg)

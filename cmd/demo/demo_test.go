@@ -62,7 +62,8 @@ func TestReportSaysWhatIsRightAndWrong(t *testing.T) {
 		t.Errorf("a right result reads\n%s", right.String())
 	}
 	a.totals[1][0].NetAmount = "1.000000000000"
-	if err := compare(smallLoad(), a).print(&wrong); err != nil {
+	r = compare(smallLoad(), a)
+	if err := r.print(&wrong); err != nil {
 		t.Fatal(err)
 	}
 	for _, text := range []string{"DIFFERENT", "2 differences", "caf\u00e9", "net 99999999999999999999999999.999999999999", "net 1.000000000000"} {

@@ -31,7 +31,7 @@ func startChild(name, log string, cmd *exec.Cmd) (*child, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: open its log: %w", name, err)
 	}
-	defer file.Close() // the child has its own
+	defer file.Close() //nolint:errcheck // the child has its own
 	cmd.Stdout, cmd.Stderr = file, file
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
@@ -198,10 +198,14 @@ func (s *service) run() error {
 
 // freePort is a port on loopback that nobody has at the moment.
 func freePort() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // there is nothing to wait for
 	if err != nil {
 		return 0, fmt.Errorf("find a free port: %w", err)
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	defer l.Close() //nolint:errcheck // nothing was read or written
+	at, ok := l.Addr().(*net.TCPAddr)
+	if !ok {
+		return 0, fmt.Errorf("find a free port: %s is no TCP address", l.Addr())
+	}
+	return at.Port, nil
 }

@@ -69,7 +69,7 @@ func tell(ctx context.Context, o options, out io.Writer, p progress) (err error)
 	defer func() {
 		stopWriting()
 		if !writerDone {
-			<-written
+			<-written //nolint:errcheck // another error is on its way already
 		}
 	}()
 	p.say("billing run: started; the messages are being written, within %s", writingTakes)

@@ -6,10 +6,10 @@ import "fmt"
 type Scope int
 
 const (
-	// StopsLane: one lane stops, the others go on, health names it, and it
+	// StopsLane stops one lane: the others go on, health names it, and it
 	// looks again every minute, so that a repair needs no restart.
 	StopsLane Scope = iota
-	// EndsProcess: the process ends with exit code 3.
+	// EndsProcess ends the process with exit code 3.
 	EndsProcess
 )
 

@@ -171,10 +171,11 @@ func (s *Session) act(ctx context.Context, i int, shard Shard, g GTRID, d *Decis
 	assert(d.Incarnation == s.incarnation && s.incarnation > 0, "branches are judged only after this session's takeover: %d, %d", d.Incarnation, s.incarnation)
 	n, err := g.Parse()
 	if err != nil {
-		return leave, nil // not of this service: never touched
+		return leave, nil //nolint:nilerr // not of this service: never touched
 	}
 	v := judge(g, n, d, s.incarnation, running)
 	switch v {
+	case leave:
 	case commitIt:
 		if running && s.phase2.Load() {
 			return leave, nil // C8 is its only committer

@@ -54,7 +54,7 @@ func TestGTRIDNeverEqual(t *testing.T) {
 					for _, incarnation := range []int64{1, 2, 17} {
 						for _, seq := range []int64{1, 2, 17} {
 							g := newGTRID(lanePrefix(OwnerPrefix(job, set), topic, partition), incarnation, seq)
-							in := strings.Join([]string{job, set.String(), topic.String(), string(rune('0' + partition)), string(rune('0' + incarnation)), string(rune('0' + seq))}, "/")
+							in := strings.Join([]string{job, set.String(), topic.String(), string('0' + partition), string(rune('0' + incarnation)), string(rune('0' + seq))}, "/")
 							if other, ok := seen[g]; ok {
 								t.Fatalf("%s is the name of %s and of %s", g, other, in)
 							}

@@ -110,8 +110,8 @@ func (c *Client) Run(ctx context.Context, h Handler) error {
 
 	// The lanes let go while the heartbeats still go out; then the library's own
 	// callback finds nothing left.
-	m.revoke(m.ours(func(int32) bool { return true }))
-	leave, cancel := context.WithTimeout(context.Background(), c.cfg.LeaveTimeout)
+	m.revoke(ctx, m.ours(func(int32) bool { return true }))
+	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.LeaveTimeout)
 	defer cancel()
 	if err := m.cl.LeaveGroupContext(leave); err != nil {
 		c.cfg.Logger.Warn("kafka: the group was not left; the lanes move when the session times out", "error", err, "after", c.cfg.SessionTimeout)
@@ -229,19 +229,19 @@ func (m *membership) onAssigned(_ context.Context, _ *kgo.Client, all map[string
 	}
 }
 
-func (m *membership) onRevoked(_ context.Context, _ *kgo.Client, all map[string][]int32) {
-	m.revoke(all[m.topic])
+func (m *membership) onRevoked(ctx context.Context, _ *kgo.Client, all map[string][]int32) {
+	m.revoke(ctx, all[m.topic])
 }
 
 // revoke takes those of the partitions that are ours away in good order.
-func (m *membership) revoke(partitions []int32) {
+func (m *membership) revoke(ctx context.Context, partitions []int32) {
 	m.calls.Lock()
 	defer m.calls.Unlock()
 	ps := m.ours(among(partitions))
 	if len(ps) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), m.half)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.half)
 	defer cancel()
 	m.handler.Revoked(ctx, ps)
 	m.drop(ps)

@@ -172,7 +172,7 @@ func (o *Owner) WriteDecision(ctx context.Context, d string) error {
 // also to a repeated request, can be about this transaction only.
 func (o *Owner) Commit(ctx context.Context) error {
 	err := o.usable()
-	if err == nil && !(o.txn.decided && o.txn.offset) {
+	if err == nil && (!o.txn.decided || !o.txn.offset) {
 		err = errors.New("no decision and offset in this transaction")
 	}
 	var id int64

@@ -5,6 +5,7 @@ package event
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"syscall"
 	"testing"
@@ -86,7 +87,7 @@ func BenchmarkJSONText(b *testing.B) {
 		d.Reset(r)
 		for {
 			t, err := d.ReadToken()
-			if err == io.EOF {
+			if errors.Is(err, io.EOF) {
 				break
 			}
 			if err != nil {

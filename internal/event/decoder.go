@@ -279,7 +279,8 @@ func (s *scanner) unknown(m *message, frame uint32, key []byte, envelope bool) {
 		s.noteDup(key, false)
 	}
 	var buf [maxFold]byte
-	folded, i := fold(buf[:0], key), -1
+	folded := fold(buf[:0], key)
+	var i int
 	if envelope {
 		i = attrIndex(folded)
 		m.folded = m.folded || i == attrSpecVersion

@@ -120,7 +120,7 @@ func (d *Decoder) judgeType(f *field, e *Event) *Rejection {
 
 func (d *Decoder) judgeTexts(m *message, e *Event) *Rejection {
 	// Unrolled rather than a table: this is on the way of every message.
-	why, name := "", ""
+	var why, name string
 	if e.ID, why = keep(&m.attr[attrID], 1, 255); why != "" {
 		name = attrNames[attrID]
 	} else if e.Source, why = keep(&m.attr[attrSource], 1, 512); why != "" {
@@ -193,7 +193,7 @@ func (d *Decoder) judgeQuantity(f *field, e *Event) *Rejection {
 }
 
 func (d *Decoder) judgeAmount(f *field, e *Event) *Rejection {
-	if f.kind != text && !(d.asNumber && f.kind == number) {
+	if f.kind != text && (!d.asNumber || f.kind != number) {
 		return reject(ReasonAmountNotString, "data.amount: expected a decimal string such as \"12.50\", got %s", quoted(f.raw))
 	}
 	a, err := money.Parse(d.look(f))

@@ -104,7 +104,7 @@ func (d *Decoder) readCEHeader(h *headers, i int, key string) *Rejection {
 			return nil // another header, whatever it is for
 		}
 	}
-	twice := false
+	var twice bool
 	if at < 0 {
 		twice = !s.once(0, name)
 		h.other++
@@ -215,6 +215,7 @@ func (d *Decoder) same(f *field, header []byte) bool {
 		return header != nil && bytes.Equal(d.look(f), header)
 	case number, boolean:
 		return bytes.Equal(f.raw, header)
+	case object, array: // no header says one
 	}
 	return false
 }

@@ -44,7 +44,7 @@ func parse(b []byte, dups, utf bool) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := d.ReadToken(); err != io.EOF {
+	if _, err := d.ReadToken(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("trailing data")
 	}
 	return n, nil

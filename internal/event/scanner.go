@@ -224,7 +224,8 @@ func (s *scanner) value(f *field) bool {
 	if c == '"' {
 		return s.text(f)
 	}
-	start, ok := s.p, false
+	start := s.p
+	var ok bool
 	switch c {
 	case '{':
 		f.kind, ok = object, s.object()

@@ -1,7 +1,5 @@
 //go:build !failpoints
 
-// Package failpoint names the places at which the tests kill or hold the real
-// binary. Without the build tag "failpoints" every Hit compiles to nothing.
 package failpoint
 
 // Enabled reports whether this binary was built with fail points.

@@ -1,3 +1,5 @@
+// Package failpoint names the places at which the tests kill or hold the real
+// binary. Without the build tag "failpoints" every Hit compiles to nothing.
 package failpoint
 
 // Point is a place in the protocol.

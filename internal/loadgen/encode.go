@@ -89,6 +89,7 @@ func (g *Generator) write(h *happening, style uint64) *draft {
 		}
 	case binary:
 		d.contentType = pick(rng, "application/json", "application/json; charset=utf-8")
+	case headerless: // no content type either
 	}
 	shuffle(rng, d.attributes)
 	shuffle(rng, d.data)

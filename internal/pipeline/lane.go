@@ -175,7 +175,7 @@ func (l *lane) session(opening context.Context, carry *[]checkpoint.ExistingRow)
 	defer l.p.source.Stop(l.id.Partition)
 	l.running(s.Incarnation(), &d)
 
-	return newWork(l, s, state, carry).run()
+	return newWork(l, s, state, carry).run() //nolint:contextcheck // it works in the lane's own context
 }
 
 // restorer gives the dedup state the protocol's error for unknown versions.

@@ -230,7 +230,7 @@ func (w *work) maxIDs(over bool) {
 // and the lane goes on with an empty one. Freezing hands over pointers: no copy,
 // no pause; encoding is the committer's.
 func (w *work) cut() {
-	if w.inFlight || w.epoch.Empty() || !(w.due || w.full()) {
+	if w.inFlight || w.epoch.Empty() || !w.due && !w.full() {
 		return
 	}
 	epoch, adds := w.epoch, w.state.Freeze(w.forgottenBefore)

@@ -136,7 +136,7 @@ func (s *shard) burst(ctx context.Context, c *conn, b *checkpoint.Branch, part *
 		return untouched, errors.New("take the lane's lock: another connection has it")
 	}
 
-	w := writers.Get().(*writer)
+	w := writers.Get().(*writer) //nolint:errcheck // the pool holds nothing else
 	defer w.free()
 	w.exec, w.branch, w.preparedAt = exec, b, time.Now().UnixMicro()
 	if err := chain(w.hash, b); err != nil {

@@ -93,7 +93,7 @@ func TestNames(t *testing.T) {
 		}
 		seen[name] = true
 	}
-	if lockName(set, 0, lane) != lockName(set, 0, lane) {
+	if once, again := lockName(set, 0, lane), lockName(set, 0, lane); once != again {
 		t.Error("a lane's lock has two names")
 	}
 	if got, want := xid("exb1", 12), "X'"+hex.EncodeToString([]byte("exb1"))+"',X'"+hex.EncodeToString([]byte("s12"))+"'"; got != want {

@@ -160,7 +160,7 @@ func TestMessageCases(t *testing.T) {
 				}
 				records = append(records, r)
 				if c.Needs == "corrections" {
-					e := caseOutcome{Outcome: "applied"}
+					var e caseOutcome
 					if isCorrection(m) {
 						e = caseOutcome{Outcome: "rejected", Reason: []string{"unknown_type"}}
 					} else {
@@ -235,6 +235,7 @@ func (w *world) outcomes(t *testing.T, partition int32) map[int64]kept {
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer rows.Close()
 		for rows.Next() {
 			var offset int64
 			if err := rows.Scan(&offset); err != nil {
@@ -245,19 +246,20 @@ func (w *world) outcomes(t *testing.T, partition int32) map[int64]kept {
 		if err := rows.Err(); err != nil {
 			t.Fatal(err)
 		}
-		rows, err = db.Query("SELECT kafka_offset, kind, reason, detail FROM billing_rejects WHERE kafka_topic = ? AND kafka_partition = ?", w.topic, partition)
+		rejects, err := db.Query("SELECT kafka_offset, kind, reason, detail FROM billing_rejects WHERE kafka_topic = ? AND kafka_partition = ?", w.topic, partition)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for rows.Next() {
+		defer rejects.Close()
+		for rejects.Next() {
 			var offset int64
 			var k kept
-			if err := rows.Scan(&offset, &k.outcome, &k.reason, &k.detail); err != nil {
+			if err := rejects.Scan(&offset, &k.outcome, &k.reason, &k.detail); err != nil {
 				t.Fatal(err)
 			}
 			add(offset, k)
 		}
-		if err := rows.Err(); err != nil {
+		if err := rejects.Err(); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -295,6 +297,7 @@ func (w *world) compareTotals(t *testing.T, partition int32, want []caseTotal, d
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer rows.Close()
 		for rows.Next() {
 			var k key
 			var net string

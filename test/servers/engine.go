@@ -189,7 +189,7 @@ func FreePort() (int, error) {
 		if ports.given[port] || port >= first && port <= last {
 			continue
 		}
-		l, err := net.Listen("tcp", ":"+strconv.Itoa(port))
+		l, err := net.Listen("tcp", ":"+strconv.Itoa(port)) //nolint:noctx // there is nothing to wait for
 		if err != nil {
 			continue
 		}

@@ -161,10 +161,10 @@ func (k *KafkaServer) serves(ctx context.Context) error {
 	}
 	brokers, err := admin.ListBrokers(ctx)
 	if err != nil {
-		return fmt.Errorf("Metadata: %w", err)
+		return fmt.Errorf("list the brokers: %w", err)
 	}
 	if len(brokers) != 1 {
-		return fmt.Errorf("Metadata: %d brokers", len(brokers))
+		return fmt.Errorf("%d brokers, want one", len(brokers))
 	}
 	// A new cluster may deny topics until its broker is unfenced: an error here is only a reason to try again.
 	created, err := admin.CreateTopic(ctx, 1, 1, nil, warmUp)
@@ -181,7 +181,7 @@ func (k *KafkaServer) serves(ctx context.Context) error {
 		return fmt.Errorf("begin a transaction: %w", err)
 	}
 	if err := client.ProduceSync(ctx, kgo.StringRecord("")).FirstErr(); err != nil {
-		return fmt.Errorf("Produce: %w", err)
+		return fmt.Errorf("produce: %w", err)
 	}
 	if err := client.EndTransaction(ctx, kgo.TryCommit); err != nil {
 		return fmt.Errorf("EndTxn: %w", err)
@@ -258,12 +258,18 @@ func (k *KafkaServer) CreateTopic(t testing.TB, name string, partitions int32, c
 			return err
 		}
 		topic := topics[name]
-		if topic.Err != nil || len(topic.Partitions) != int(partitions) {
-			return fmt.Errorf("topic %s has %d of %d partitions (%v)", name, len(topic.Partitions), partitions, topic.Err)
+		if topic.Err != nil {
+			return fmt.Errorf("topic %s: %w", name, topic.Err)
+		}
+		if len(topic.Partitions) != int(partitions) {
+			return fmt.Errorf("topic %s has %d of %d partitions", name, len(topic.Partitions), partitions)
 		}
 		for _, partition := range topic.Partitions {
-			if partition.Err != nil || partition.Leader < 0 {
-				return fmt.Errorf("topic %s: partition %d has no leader (%v)", name, partition.Partition, partition.Err)
+			if partition.Err != nil {
+				return fmt.Errorf("topic %s: partition %d: %w", name, partition.Partition, partition.Err)
+			}
+			if partition.Leader < 0 {
+				return fmt.Errorf("topic %s: partition %d has no leader", name, partition.Partition)
 			}
 		}
 		return nil

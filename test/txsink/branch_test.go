@@ -459,6 +459,9 @@ func TestRejectsAreKeptWhole(t *testing.T) {
 			}
 			rows[offset] = r
 		}
+		if err := found.Err(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	if len(rows) != 4 {
 		t.Fatalf("%d rejects are kept, want 4", len(rows))

@@ -112,6 +112,7 @@ func TestIdentifiersAreBytes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		defer found.Close()
 		for found.Next() {
 			var account []byte
 			var n int
@@ -121,16 +122,23 @@ func TestIdentifiersAreBytes(t *testing.T) {
 			accounts[string(account)] += n
 			rows++
 		}
-		found, err = shared[i].Root().QueryContext(t.Context(), "SELECT event_id FROM `"+db+"`.billing_ledger WHERE account_id <> 'one'")
+		if err := found.Err(); err != nil {
+			t.Fatal(err)
+		}
+		events, err := shared[i].Root().QueryContext(t.Context(), "SELECT event_id FROM `"+db+"`.billing_ledger WHERE account_id <> 'one'")
 		if err != nil {
 			t.Fatal(err)
 		}
-		for found.Next() {
+		defer events.Close()
+		for events.Next() {
 			var id []byte
-			if err := found.Scan(&id); err != nil {
+			if err := events.Scan(&id); err != nil {
 				t.Fatal(err)
 			}
 			ids[string(id)]++
+		}
+		if err := events.Err(); err != nil {
+			t.Fatal(err)
 		}
 	}
 	want := map[string]int{"one": 2 * len(names)}

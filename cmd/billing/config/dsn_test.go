@@ -69,7 +69,7 @@ func TestDSNIsNeverPrinted(t *testing.T) {
 	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "dsn", s.DSN, "shard", s)
 	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "dsn", s.DSN, "shard", s)
 	for how, text := range map[string]string{
-		"%v": fmt.Sprint(s), "%+v": fmt.Sprintf("%+v", s), "%#v": fmt.Sprintf("%#v", s), "%s": fmt.Sprintf("%s", s.DSN),
+		"%v": fmt.Sprint(s), "%+v": fmt.Sprintf("%+v", s), "%#v": fmt.Sprintf("%#v", s), "%s": fmt.Sprintf("%s", s.DSN), //nolint:staticcheck // the verb is what is tested
 		"%q": fmt.Sprintf("%q", s.DSN), "%x": fmt.Sprintf("%x", s.DSN), "JSON": string(j), "slog": log.String(),
 		"pointer": fmt.Sprintf("%v", &s), "config": fmt.Sprintf("%+v", Config{Shards: []Shard{s}}),
 	} {

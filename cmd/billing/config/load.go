@@ -101,7 +101,7 @@ func find(path string) (string, []byte, error) {
 		}
 		return path, nil, fmt.Errorf("can't be read: %w; name the file with --config or %s", reason(err), FileVariable)
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // it is only read
 	b, err := io.ReadAll(io.LimitReader(f, maxSource+1))
 	if err != nil {
 		return path, nil, fmt.Errorf("can't be read: %w", reason(err))

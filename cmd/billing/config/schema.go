@@ -9,10 +9,7 @@ import (
 	"time"
 )
 
-var (
-	durationType = reflect.TypeFor[time.Duration]()
-	dsnType      = reflect.TypeFor[DSN]()
-)
+var durationType = reflect.TypeFor[time.Duration]()
 
 // leaf is one key of the configuration with a value of its own.
 type leaf struct {

@@ -156,8 +156,7 @@ func readJSON(s string) (*node, *syntaxError) {
 	if err == nil {
 		if _, err = d.Token(); errors.Is(err, io.EOF) {
 			return n, nil
-		}
-		err = errors.New("text after the value")
+		} // else there is text after the value
 	}
 	return nil, &syntaxError{msg: fmt.Sprintf("is not valid JSON: the error is near byte %d", d.InputOffset())}
 }

@@ -22,6 +22,7 @@ import (
 // Fault is what happens to one call.
 type Fault int
 
+// The faults.
 const (
 	None   Fault = iota
 	Failed       // not applied, an error is returned
@@ -172,6 +173,7 @@ func (w *World) do(ctx context.Context, call string, apply func() error) error {
 			w.late = append(w.late, apply)
 		}
 		return fmt.Errorf("%s: no answer: %w", call, ErrInjected)
+	case None, Lost: // applied
 	}
 	err := apply()
 	if w.check != nil {

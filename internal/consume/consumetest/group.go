@@ -250,7 +250,7 @@ func Topics(t *testing.T, brokers []string) {
 				if errors.As(err, &r) && r.Reason == checkpoint.ReasonTopicConfig && strings.Contains(err.Error(), key) {
 					return nil
 				}
-				return fmt.Errorf("%s: got %v", key, errString(err))
+				return fmt.Errorf("%s: got %v", key, err) //nolint:errorlint // a wrapped refusal would end Eventually
 			})
 			value = map[string]string{"cleanup.policy": "delete", "max.message.bytes": "1048588"}[key]
 			if value == "" {

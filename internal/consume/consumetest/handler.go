@@ -146,7 +146,7 @@ func (l *Log) AwaitFailed(t testing.TB, partition int32, session uint64) (failed
 		for _, d := range l.Deliveries() {
 			if d.Partition == partition && d.Session == session && d.Err != nil {
 				failed = d.Err
-				return nil
+				return nil //nolint:nilerr // that it has failed is what is awaited
 			}
 		}
 		return errors.New("nothing has failed")
