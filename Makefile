@@ -47,7 +47,7 @@ lint: ## gofmt, go vet, and golangci-lint where it is installed
 	@files=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')) && \
 	if [ -n "$$files" ]; then echo "make: FAILED: not formatted (next step: gofmt -w):" >&2; echo "$$files" >&2; exit 1; fi
 	$(GO) vet ./...
-	@if command -v golangci-lint >/dev/null; then golangci-lint run ./...; else echo "golangci-lint is not installed: skipped"; fi
+	@if command -v golangci-lint >/dev/null; then golangci-lint run --allow-parallel-runners ./...; else echo "golangci-lint is not installed: skipped"; fi
 
 clean: ## remove what make build has built (scripts/testbed clean removes the test images)
 	rm -rf bin

@@ -104,7 +104,7 @@ func newRootCommand() *cobra.Command {
 and books each charge and credit exactly once in one or more MySQL databases.
 
 Answers go to stdout, errors to stderr. Exit codes: 0 done and right; 1 a
-difference was found; 2 wrong usage or configuration; 3 refused for safety;
+difference was found (no command of this version); 2 wrong usage or configuration; 3 refused for safety;
 4 a server could not be reached or failed.
 
 Every key of the configuration can also be given by an environment variable:
@@ -156,6 +156,9 @@ func strict(cmd *cobra.Command) {
 	if args := cmd.Args; args != nil {
 		cmd.Args = func(c *cobra.Command, a []string) error {
 			if err := args(c, a); err != nil {
+				if c.Runnable() && len(a) > 0 && !c.HasSubCommands() {
+					err = fmt.Errorf("%s takes no arguments, got %q", c.CommandPath(), a)
+				}
 				return &usageError{err}
 			}
 			return nil

@@ -24,12 +24,13 @@ type Metrics struct {
 	recoveries *prometheus.CounterVec
 	waits      *prometheus.CounterVec
 	nets       *prometheus.CounterVec
+	unknown    prometheus.Counter
 }
 
 // Gauges is the state of the service at one moment.
 type Gauges struct {
 	Lanes        []LaneGauges // those that are assigned
-	InDoubt      int          // epochs between their first prepare and their last commit
+	InDoubt      int          // epochs between their barrier and their last commit
 	DedupEntries int64        // of all lanes of this process
 	DedupLimit   int64        // dedup.max_ids
 }
@@ -39,7 +40,7 @@ type LaneGauges struct {
 	Partition int32
 	State     string    // recovering, running, paused or stopped
 	Lag       int64     // offsets that are not decided
-	Decided   time.Time // when the last decision was made or found; zero before
+	Decided   time.Time // when a decision last moved the lane
 }
 
 var (
@@ -47,6 +48,7 @@ var (
 	laneStates = []string{"recovering", "running", "paused", "stopped"}
 	phaseNames = []string{"prepare", "decide", "commit"}
 	settleEnds = []string{"committed", "rolled_back"}
+	nets       = []string{"sweep", "ledger", "compare-and-set", "epoch-key", "row-read-back", "offset-expired"}
 	finishedBy = []string{"checkpoint", "recovery"}
 )
 
@@ -90,6 +92,10 @@ func NewMetrics(gauges func() Gauges) *Metrics {
 			Help: "Times a safety net decided that should never decide. Alarm when it grows.",
 		}, []string{"net"}),
 	}
+	m.unknown = prometheus.NewCounter(prometheus.CounterOpts{
+		Name: "billing_unknown_fields_total",
+		Help: "Fields of messages that no rule knows and that were ignored, each time that a message was read.",
+	})
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "billing_build_info",
 		Help: "Always 1; its labels name the build.",
@@ -98,7 +104,7 @@ func NewMetrics(gauges func() Gauges) *Metrics {
 	info.WithLabelValues(b.Version, b.Commit, b.Go).Set(1)
 
 	m.registry.MustRegister(
-		m.records, m.epochs, m.phases, m.takeovers, m.restores, m.recoveries, m.waits, m.nets, info,
+		m.records, m.epochs, m.phases, m.takeovers, m.restores, m.recoveries, m.waits, m.nets, m.unknown, info,
 		newGaugeCollector(gauges),
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
@@ -117,7 +123,9 @@ func NewMetrics(gauges func() Gauges) *Metrics {
 	for _, by := range finishedBy {
 		m.epochs.WithLabelValues(by)
 	}
-	m.nets.WithLabelValues("sweep")
+	for _, n := range nets {
+		m.nets.WithLabelValues(n)
+	}
 	return m
 }
 
@@ -163,6 +171,9 @@ func (m *Metrics) Settled(committed, rolledBack int) {
 // Waiting counts a step that had to ask again.
 func (m *Metrics) Waiting(step string) { m.waits.WithLabelValues(step).Inc() }
 
+// UnknownFields counts ignored fields of messages.
+func (m *Metrics) UnknownFields(n int64) { m.unknown.Add(float64(n)) }
+
 // Net counts a safety net that decided.
 func (m *Metrics) Net(net string) { m.nets.WithLabelValues(net).Inc() }
 
@@ -180,11 +191,11 @@ func newGaugeCollector(ask func() Gauges) *gaugeCollector {
 	return &gaugeCollector{
 		ask:     ask,
 		lanes:   desc("billing_lanes", "Assigned lanes by state.", "state"),
-		inDoubt: desc("billing_in_doubt", "Epochs of this process between their first prepared branch and their last commit."),
+		inDoubt: desc("billing_in_doubt", "Epochs of this process between their barrier and their last commit."),
 		entries: desc("billing_dedup_entries", "Ids remembered by all lanes of this process."),
 		limit:   desc("billing_dedup_entries_limit", "Ids at which lanes pause (dedup.max_ids)."),
 		lag:     desc("billing_lag_records", "Offsets of the lane's partition that are not decided.", "partition"),
-		decided: desc("billing_last_decision_timestamp_seconds", "When the lane's last decision was made or found, in seconds since 1970.", "partition"),
+		decided: desc("billing_last_decision_timestamp_seconds", "When a decision last moved the lane, or the lane was assigned, in seconds since 1970.", "partition"),
 	}
 }
 

@@ -13,13 +13,17 @@ import (
 )
 
 func newMigrateCommand() *cobra.Command {
-	return &cobra.Command{
+	var accept []string
+	cmd := &cobra.Command{
 		Use:   "migrate",
 		Short: "Create or update the tables on all shards",
 		Long: `Creates or updates the tables on all shards. The databases exist already. It may be
 repeated, also after a failure half-way. It refuses (exit 3) while branches of this
 job are prepared: run the service until it has none, stop it, and migrate again.
-Other jobs' branches do not matter. Exits with 4 if a server can't be reached.`,
+Other jobs' branches do not matter. Exits with 4 if a server can't be reached.
+
+After a planned failover of a shard, --accept server-changed:SHARD records the new
+server, as it does for run.`,
 		Example: `  # once before the first start, and with each new version, while the service is stopped
   billing migrate --config config.yaml`,
 		Args: cobra.NoArgs,
@@ -29,12 +33,18 @@ Other jobs' branches do not matter. Exits with 4 if a server can't be reached.`,
 				return err
 			}
 			logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
-			if err := txsink.Migrate(cmd.Context(), sinkConfig(c, logger), cmd.OutOrStdout()); err != nil {
+			cfg := sinkConfig(c, logger)
+			if cfg.Accept, err = parseAccept(accept, c, logger); err != nil {
+				return &usageError{err}
+			}
+			if err := txsink.Migrate(cmd.Context(), cfg, cmd.OutOrStdout()); err != nil {
 				return fmt.Errorf("migrate: %w", err)
 			}
 			return nil
 		},
 	}
+	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT` (may be repeated); see run --help")
+	return cmd
 }
 
 // sinkConfig is the part of the configuration that MySQL's side needs.

@@ -10,6 +10,7 @@ import (
 
 	"billing/internal/admin"
 	"billing/internal/checkpoint"
+	"billing/internal/consume"
 	"billing/internal/pipeline"
 )
 
@@ -18,7 +19,41 @@ type view struct {
 	interval time.Duration
 	limit    int64
 	lanes    atomic.Pointer[pipeline.Pipeline]
+	kafka    atomic.Pointer[consume.Client]
 	waiting  atomic.Pointer[string] // for a server at the start
+
+	mu    sync.Mutex
+	waits map[string]string // by lane: the last answer that was not what was asked for; "" once the lane goes on
+}
+
+// wait notes why a lane asks again; "" that it goes on.
+func (v *view) wait(lane checkpoint.Lane, why string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.waits == nil {
+		v.waits = map[string]string{}
+	}
+	if why == "" {
+		delete(v.waits, lane.String())
+		return
+	}
+	v.waits[lane.String()] = why
+}
+
+func (v *view) waitOf(lane checkpoint.Lane) string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.waits[lane.String()]
+}
+
+// why is what an operator is told of a lane that does not work.
+func (v *view) why(s *pipeline.Status) string {
+	for _, why := range []string{s.Message, v.waitOf(s.Lane), s.LastError} {
+		if why != "" {
+			return why
+		}
+	}
+	return "on its way"
 }
 
 func (v *view) status() []pipeline.Status {
@@ -28,6 +63,13 @@ func (v *view) status() []pipeline.Status {
 	return nil
 }
 
+// A lane is called stuck when it is stopped or paused, or after so many failed
+// sessions or so long a time without a decision.
+const (
+	stuckFailures = 5
+	stuckAfter    = 2 * time.Minute
+)
+
 // health names the lanes that do not work. The process is never dead inside as
 // long as it can answer: lanes and servers are repaired outside of it.
 func (v *view) health() admin.Report {
@@ -35,36 +77,63 @@ func (v *view) health() admin.Report {
 	if w := v.waiting.Load(); w != nil {
 		r.Notes = append(r.Notes, *w)
 	}
+	if problem := v.groupProblem(); problem != "" {
+		r.Notes = append(r.Notes, problem)
+	}
 	for _, s := range v.status() {
-		if s.State == pipeline.Running {
-			continue
+		l := admin.Lane{Lane: s.Lane.String(), State: string(s.State), Since: s.Since, Why: s.Message}
+		switch {
+		case s.State == pipeline.Running && s.Failures == 0 && s.Stalled() <= stuckAfter:
+		case s.State == pipeline.Stopped, s.State == pipeline.Paused:
+			l.Stuck = true
+		case s.Failures >= stuckFailures:
+			l.Stuck = true
+			l.Why = fmt.Sprintf("%d sessions have failed since the lane last moved at %s, the last one: %s", s.Failures, s.Moved.UTC().Format(time.RFC3339), s.LastError)
+		case s.Stalled() > stuckAfter:
+			l.Stuck = true
+			l.Why = fmt.Sprintf("records are waiting and nothing was decided for %s: %s", s.Stalled().Round(time.Second), v.why(&s))
+		default:
+			l.Why = v.why(&s)
 		}
-		r.Lanes = append(r.Lanes, admin.Lane{
-			Lane: s.Lane.String(), State: string(s.State), Since: s.Since, Why: s.Message,
-			Stuck: s.State == pipeline.Stopped || s.State == pipeline.Paused,
-		})
+		r.Lanes = append(r.Lanes, l)
 	}
 	return r
+}
+
+func (v *view) groupProblem() string {
+	if k := v.kafka.Load(); k != nil {
+		return k.GroupProblem()
+	}
+	return ""
 }
 
 // young is how old the last decision of a lane with records waiting may be.
 func (v *view) young() time.Duration { return max(30*time.Second, 10*v.interval) }
 
 // ready: every assigned lane has recovered, and its last decision is young or
-// there is nothing to do. None assigned: ready.
+// there is nothing to do. None assigned: ready, once the group has taken us in.
 func (v *view) ready() (bool, string) {
-	if v.lanes.Load() == nil {
+	k := v.kafka.Load()
+	if v.lanes.Load() == nil || k == nil {
 		if w := v.waiting.Load(); w != nil {
 			return false, *w
 		}
 		return false, "starting"
 	}
+	if problem := k.GroupProblem(); problem != "" {
+		return false, problem
+	}
+	if !k.Joined() {
+		return false, "joining the consumer group"
+	}
 	for _, s := range v.status() {
 		switch {
 		case s.State != pipeline.Running:
-			return false, fmt.Sprintf("lane %s is %s: %s", s.Lane, s.State, s.Message)
-		case s.Behind() > 0 && time.Since(s.Decided) > v.young():
-			return false, fmt.Sprintf("lane %s has %d offsets waiting and made no decision for %s", s.Lane, s.Behind(), time.Since(s.Decided).Round(time.Second))
+			return false, fmt.Sprintf("lane %s is %s: %s", s.Lane, s.State, v.why(&s))
+		case s.Failures > 0:
+			return false, fmt.Sprintf("lane %s has recovered and not moved since: %s", s.Lane, s.LastError)
+		case s.Stalled() > v.young():
+			return false, fmt.Sprintf("lane %s has records waiting and made no decision for %s: %s", s.Lane, s.Stalled().Round(time.Second), v.why(&s))
 		}
 	}
 	return true, ""
@@ -73,7 +142,7 @@ func (v *view) ready() (bool, string) {
 func (v *view) gauges() Gauges {
 	g := Gauges{DedupLimit: v.limit}
 	for _, s := range v.status() {
-		g.Lanes = append(g.Lanes, LaneGauges{Partition: s.Lane.Partition, State: string(s.State), Lag: s.Behind(), Decided: s.Decided})
+		g.Lanes = append(g.Lanes, LaneGauges{Partition: s.Lane.Partition, State: string(s.State), Lag: s.Behind(), Decided: s.Moved})
 		g.DedupEntries += s.IDs
 		if s.InFlight {
 			g.InDoubt++
@@ -85,23 +154,31 @@ func (v *view) gauges() Gauges {
 // listener turns the protocol's events into log lines and metrics. The log of a
 // takeover tells its story: what was found, what was done on each shard, what
 // was restored.
-func listener(m *Metrics, log *slog.Logger) checkpoint.Listener {
+func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
 	said := &throttle{every: 10 * time.Second, last: map[string]time.Time{}}
 	return checkpoint.Listener{
 		TakenOver: func(lane checkpoint.Lane, d checkpoint.Decision) {
 			m.TakenOver()
+			if d.Incarnation == 0 {
+				log.Info("lane starts for the first time", "lane", lane.String(), "incarnation", 1, "next_offset", d.Next)
+				return
+			}
 			log.Info("lane taken over", "lane", lane.String(), "incarnation", d.Incarnation+1, "found_incarnation", d.Incarnation,
 				"found_seq", d.Seq, "found_gtrid", string(d.GTRID), "found_build", d.Build, "next_offset", d.Next)
 		},
 		Settled: func(lane checkpoint.Lane, shard string, committed, rolledBack []checkpoint.GTRID) {
 			m.Settled(len(committed), len(rolledBack))
+			v.wait(lane, "")
 			log.Info("shard settled", "lane", lane.String(), "shard", shard, "committed", committed, "rolled_back", rolledBack)
 		},
 		Restored: func(lane checkpoint.Lane, d checkpoint.Decision, chunks int, took time.Duration) {
 			m.Restored(took)
 			log.Info("dedup state restored", "lane", lane.String(), "incarnation", d.Incarnation, "seq", d.Seq, "ids", d.Count, "chunks", chunks, "took", took.Round(time.Millisecond))
 		},
-		Phase: func(_ checkpoint.Lane, phase string, took time.Duration) { m.Phase(phase, took) },
+		Phase: func(lane checkpoint.Lane, phase string, took time.Duration) {
+			m.Phase(phase, took)
+			v.wait(lane, "")
+		},
 		Committed: func(lane checkpoint.Lane, d checkpoint.Decision, c checkpoint.Counts, recovered bool) {
 			m.Committed(c.Applied, c.Duplicates, c.Conflicts, c.Rejected, recovered)
 			level := slog.LevelDebug
@@ -116,6 +193,7 @@ func listener(m *Metrics, log *slog.Logger) checkpoint.Listener {
 		},
 		Waiting: func(lane checkpoint.Lane, step, what string, err error) {
 			m.Waiting(step)
+			v.wait(lane, what+": "+err.Error())
 			if said.ok(lane.String() + step + what) {
 				log.Warn("waiting", "lane", lane.String(), "step", step, "what", what, "err", err)
 			}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"billing/cmd/billing/config"
@@ -68,11 +69,11 @@ Refusals that --accept REASON:WHAT overrides, each for one start:
 			if err != nil {
 				return err
 			}
-			accepts, err := parseAccept(accept, c)
+			logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			accepts, err := parseAccept(accept, c, logger)
 			if err != nil {
 				return &usageError{err}
 			}
-			logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
 			return runService(cmd.Context(), c, accepts, logger)
 		},
 	}
@@ -81,7 +82,7 @@ Refusals that --accept REASON:WHAT overrides, each for one start:
 }
 
 // parseAccept checks the operator's list against the closed one.
-func parseAccept(list []string, c *config.Config) (func(reason, what string) bool, error) {
+func parseAccept(list []string, c *config.Config, log *slog.Logger) (func(reason, what string) bool, error) {
 	accepted := map[string]bool{}
 	for _, a := range list {
 		reason, what, ok := strings.Cut(a, ":")
@@ -89,8 +90,11 @@ func parseAccept(list []string, c *config.Config) (func(reason, what string) boo
 		for _, k := range acceptable {
 			known = known || k.reason == reason
 		}
-		if !ok || !known || what == "" {
-			return nil, fmt.Errorf("--accept %q: want REASON:WHAT with a reason of the list in --help", a)
+		switch {
+		case !known:
+			return nil, fmt.Errorf("--accept %q: %q is no reason that can be accepted; billing run --help lists them", a, reason)
+		case !ok || what == "":
+			return nil, fmt.Errorf("--accept %q: say for what: %s:SHARD or %s:TOPIC/PARTITION", a, checkpoint.ReasonServerChanged, checkpoint.ReasonOffsetReset)
 		}
 		if reason == checkpoint.ReasonServerChanged {
 			named := false
@@ -106,7 +110,13 @@ func parseAccept(list []string, c *config.Config) (func(reason, what string) boo
 		}
 		accepted[a] = true
 	}
-	return func(reason, what string) bool { return accepted[reason+":"+what] }, nil
+	return func(reason, what string) bool {
+		ok := accepted[reason+":"+what]
+		if ok {
+			log.Warn("refusal accepted by the operator", "reason", reason, "what", what)
+		}
+		return ok
+	}, nil
 }
 
 // runService is the whole service: open, check, run the lanes, let them go.
@@ -143,7 +153,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	kafka, err := consume.Open(consume.Config{
 		Brokers: c.Kafka.Brokers, Job: c.Job, Topic: c.Kafka.Topic, InstanceID: c.Kafka.InstanceID,
 		SessionTimeout: c.Kafka.SessionTimeout, TransactionTimeout: c.Kafka.TransactionTimeout,
-		LeaveTimeout: leaveWithin, Logger: log,
+		MaxBatchBytes: c.Kafka.MaxBatchBytes, LeaveTimeout: leaveWithin, Logger: log,
 	})
 	if err != nil {
 		return &usageError{err}
@@ -154,11 +164,29 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	if err := await(ctx, log, view, "the shards", sink.Check); err != nil {
 		return err
 	}
-	if err := await(ctx, log, view, "Kafka", func(ctx context.Context) error {
-		if _, err := kafka.Check(ctx); err != nil {
+	var missing time.Time // since when a topic is missing
+	var input consume.Input
+	var found map[int32]string
+	if err := await(ctx, log, view, "Kafka", func(ctx context.Context) (err error) {
+		defer func() {
+			// A broker that has just started may not know all topics yet.
+			if r := checkpoint.AsRefusal(err); r == nil || r.Reason != checkpoint.ReasonTopicMissing {
+				missing = time.Time{}
+			} else if missing.IsZero() || time.Since(missing) < missingFor {
+				if missing.IsZero() {
+					missing = time.Now()
+				}
+				err = errors.New(r.Error())
+			}
+		}()
+		if input, err = kafka.Check(ctx); err != nil {
 			return err
 		}
-		return kafka.EnsureTopics(ctx, c.FirstStart)
+		if err = kafka.EnsureTopics(ctx, c.FirstStart); err != nil {
+			return err
+		}
+		found, err = kafka.Decisions(ctx, input)
+		return err
 	}); err != nil {
 		return err
 	}
@@ -167,11 +195,17 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	}
 
 	job := &checkpoint.Job{
-		Name: c.Job, Topic: c.Kafka.Topic, Set: sink.SetID(),
+		Name: c.Job, Topic: c.Kafka.Topic, TopicID: input.ID, Partitions: input.Partitions, Set: sink.SetID(),
 		Fingerprint: checkpoint.Fingerprint(sink.SetID(), c.Aggregate.Window, c.Message.TypePrefix),
+		Settings:    checkpoint.Settings(c.Aggregate.Window, c.Message.TypePrefix),
 		Build:       thisBuild().Version, FirstStart: c.FirstStart,
 		Kafka: kafka, Shards: sink.Shards(), Limits: checkpoint.DefaultLimits(c.Kafka.TransactionTimeout),
-		Accept: accept, Listener: listener(metrics, log), //nolint:contextcheck // its context is only for the logger
+		Accept: accept, Listener: listener(metrics, view, log), //nolint:contextcheck // an event has none
+	}
+	// Before joining: a deployment that must not run takes no lanes from one
+	// that may.
+	if err := job.SameDeployment(found, input.ID, input.Partitions); err != nil {
+		return err
 	}
 	lanes := pipeline.New(pipeline.Config{
 		Job: job, Interval: c.Checkpoint.Interval, MaxRecords: c.Checkpoint.MaxRecords, MaxBytes: c.Checkpoint.MaxBytes,
@@ -179,23 +213,35 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 		Window: c.Aggregate.Window, Ledger: c.Ledger.Enabled,
 		Decoder:      event.Config{TypePrefix: c.Message.TypePrefix, Currencies: c.Message.Currencies, AmountAsNumber: c.Message.AmountAsNumber},
 		StoppedRetry: stoppedRetry, IdleMove: idleMove,
-		Now: time.Now, Logger: log,
+		Now: time.Now, UnknownFields: metrics.UnknownFields, Logger: log,
 	})
 	lanes.Bind(source{kafka})
 	view.lanes.Store(lanes)
+	view.kafka.Store(kafka)
 
 	group, leave := context.WithCancel(context.WithoutCancel(ctx))
 	left := make(chan error, 1)
 	go func() { left <- kafka.Run(group, lanes) }()
+	var beside sync.WaitGroup
+	defer beside.Wait()
+	changed := make(chan error, 1)
+	beside.Go(func() { reach(group, kafka, lanes) })
+	beside.Go(func() { watch(group, kafka, job, changed) })
 
 	var fatal error
 	select {
 	case <-ctx.Done():
 		log.Info("stopping: finishing what is in flight", "within", drainGrace)
 	case fatal = <-lanes.Fatal():
+	case fatal = <-changed:
 	case err := <-left:
 		leave()
 		return fmt.Errorf("consumer group: %w", err)
+	}
+	if fatal != nil {
+		// The same bound as after a signal.
+		log.Error("refused: the process ends", "err", fatal)
+		time.AfterFunc(exitWithin, func() { os.Exit(exitRefused) })
 	}
 	// Lanes first, while the group still counts us in: an epoch past its barrier
 	// may need the group's generation to be decided.
@@ -210,18 +256,70 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	return fatal
 }
 
+// missingFor is how long a topic must be missing to be taken for missing.
+const missingFor = 5 * time.Second
+
+// watchEvery is how often the input topic is looked at.
+const watchEvery = 2 * time.Second
+
+// watch looks whether the input topic is still the one that the lanes were
+// started on, until ctx ends. More partitions move keys to lanes that have
+// never seen their ids.
+func watch(ctx context.Context, kafka *consume.Client, job *checkpoint.Job, changed chan<- error) {
+	tick := time.NewTicker(watchEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		try, cancel := context.WithTimeout(ctx, 10*time.Second)
+		in, err := kafka.LookUp(try)
+		cancel()
+		if err != nil {
+			continue // away, or not known to a broker that has just started
+		}
+		if err := job.SameTopic(in.ID, in.Partitions); err != nil {
+			changed <- err
+			return
+		}
+	}
+}
+
+// lagEvery is how often the ends of the partitions are asked for.
+const lagEvery = 15 * time.Second
+
+// reach tells the lanes how far their partitions go, until ctx ends: a lane that
+// waits for a shard takes nothing, and would hear nothing of its lag.
+func reach(ctx context.Context, kafka *consume.Client, lanes *pipeline.Pipeline) {
+	tick := time.NewTicker(lagEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		try, cancel := context.WithTimeout(ctx, lagEvery)
+		if ends, err := kafka.Ends(try); err == nil {
+			lanes.Reach(ends)
+		}
+		cancel()
+	}
+}
+
 // await repeats check until it works, a refusal ends it, or ctx ends.
 func await(ctx context.Context, log *slog.Logger, view *view, what string, check func(context.Context) error) error {
 	for wait := 250 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		try, cancel := context.WithTimeout(ctx, 30*time.Second)
 		err := check(try)
 		cancel()
-		var refused *checkpoint.Refusal
 		switch {
 		case err == nil:
 			view.waiting.Store(nil)
 			return nil
-		case errors.As(err, &refused):
+		case checkpoint.AsRefusal(err) != nil:
 			return err
 		case ctx.Err() != nil:
 			return nil //nolint:nilerr // asked to stop while waiting

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 )
 
 // agree is S2's judgement: which D the lane goes on from, or why it must not.
@@ -17,29 +19,18 @@ func (s *Session) agree(ctx context.Context, r *Read) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
+	if job.Partitions != 0 && r.Partitions != job.Partitions {
+		// Also for a lane that is new: the count has changed since the process started.
+		return Decision{}, partitionsChanged(lane, r.Partitions, job.Partitions)
+	}
 	if d.Seq == 0 && d.Incarnation == 0 {
 		return d, nil // a first start: made from r, nothing to compare
 	}
-
-	refuse := func(reason, next, wrong string, args ...any) error {
-		return &Refusal{Scope: EndsProcess, Reason: reason, What: lane.String(), Wrong: fmt.Sprintf(wrong, args...), Next: next}
+	if err := job.sameDeployment(lane, &d, r.TopicID, r.Partitions); err != nil {
+		return Decision{}, err
 	}
-	switch {
-	case d.Job != job.Name || d.Topic != lane.Topic || d.Partition != lane.Partition:
-		return Decision{}, refuse(ReasonFingerprint, "use another job name",
-			"the decision belongs to job %q, lane %s/%d", d.Job, d.Topic, d.Partition)
-	case d.TopicID != r.TopicID:
-		return Decision{}, refuse(ReasonTopicRecreated, "a recreated topic needs a new job name and new databases; the old tables stay as they are",
-			"topic %s now has the id %s, the lane was written with %s: it was deleted and created again", lane.Topic, r.TopicID, d.TopicID)
-	case d.Partitions != r.Partitions:
-		return Decision{}, refuse(ReasonPartitionsChanged, "drain, write to a new topic with the new count, and start a new job on it",
-			"topic %s now has %d partitions, the lane was written with %d: keys have moved between lanes, and with them the ids to compare with", lane.Topic, r.Partitions, d.Partitions)
-	case d.Shards != len(job.Shards):
-		return Decision{}, refuse(ReasonShardsChanged, "restore the list of shards",
-			"%d shards are configured, the lane was written with %d", len(job.Shards), d.Shards)
-	case d.Fingerprint != job.Fingerprint:
-		return Decision{}, refuse(ReasonFingerprint, "give this deployment another job name, or restore aggregate.window, message.type_prefix and the databases that the job was started with",
-			"the lane was written with another set of shards, window or type prefix (fingerprint %s, here %s): another deployment uses this job's name, or the configuration was changed", d.Fingerprint, job.Fingerprint)
+	if !r.HasOffset {
+		s.net("offset-expired", fmt.Errorf("the group's offset is gone, offset %d of the decision is stored again", d.Next))
 	}
 
 	stop := func(reason, next, wrong string, args ...any) error {
@@ -52,11 +43,92 @@ func (s *Session) agree(ctx context.Context, r *Read) (Decision, error) {
 	case d.Next > r.LogEnd:
 		return Decision{}, stop(ReasonOffsetBeyondEnd, "wait for the partition's leader to recover; if messages were lost by an unclean election, see the runbook",
 			"the next message to bill is at offset %d, but the partition ends at %d: Kafka has lost messages that were billed", d.Next, r.LogEnd)
+	case r.StateEnd < d.StateNext:
+		return Decision{}, stop(ReasonStateDeleted, s.damagedNext(),
+			"the lane has written %s.state up to offset %d, but the partition ends at %d: it was lost or created again", job.Name, d.StateNext, r.StateEnd)
 	case d.Count > 0 && d.OldestLive < r.StateStart:
 		return Decision{}, stop(ReasonStateDeleted, s.damagedNext(),
 			"the dedup state begins at offset %d of %s.state, but the partition begins at %d", d.OldestLive, job.Name, r.StateStart)
 	}
 	return d, nil
+}
+
+// partitionsChanged is why nothing goes on: keys have moved between lanes.
+func partitionsChanged(lane Lane, now, then int32) *Refusal {
+	return &Refusal{Scope: EndsProcess, Reason: ReasonPartitionsChanged, What: lane.String(),
+		Wrong: fmt.Sprintf("topic %s now has %d partitions, the job was started with %d: keys have moved between lanes, and with them the ids to compare with", lane.Topic, now, then),
+		Next:  "stop the producers; drain, write to a new topic with the new count, and start a new job on it; see the runbook"}
+}
+
+func topicRecreated(lane Lane, now, then UUID) *Refusal {
+	return &Refusal{Scope: EndsProcess, Reason: ReasonTopicRecreated, What: lane.String(),
+		Wrong: fmt.Sprintf("topic %s now has the id %s, the job was started with %s: it was deleted and created again", lane.Topic, now, then),
+		Next:  "a recreated topic needs a new job name and new databases; the old tables stay as they are"}
+}
+
+// sameDeployment compares what must not change between runs of a job with what
+// a lane was written with. The topic is as it is now.
+func (job *Job) sameDeployment(lane Lane, d *Decision, topic UUID, partitions int32) error {
+	refuse := func(reason, next, wrong string, args ...any) error {
+		return &Refusal{Scope: EndsProcess, Reason: reason, What: lane.String(), Wrong: fmt.Sprintf(wrong, args...), Next: next}
+	}
+	switch {
+	case d.Job != job.Name || d.Topic != lane.Topic || d.Partition != lane.Partition:
+		return refuse(ReasonFingerprint, "use another job name",
+			"the decision belongs to job %q, lane %s/%d", d.Job, d.Topic, d.Partition)
+	case d.TopicID != topic:
+		return topicRecreated(lane, topic, d.TopicID)
+	case d.Partitions != partitions:
+		return partitionsChanged(lane, partitions, d.Partitions)
+	case d.Shards != len(job.Shards):
+		return refuse(ReasonShardsChanged, "restore the list of shards",
+			"%d shards are configured, the lane was written with %d", len(job.Shards), d.Shards)
+	case d.Fingerprint != job.Fingerprint:
+		return refuse(ReasonFingerprint, "give this deployment another job name, or restore what the job was started with",
+			"the lane was written with another set of shards, window or type prefix: then %s (fingerprint %s), here %s (%s). If these are equal, the databases are another set. Another deployment uses this job's name, or the configuration was changed",
+			d.Settings, d.Fingerprint, job.Settings, job.Fingerprint)
+	}
+	return nil
+}
+
+// SameTopic compares the input topic as it is now with what it was when the
+// process started. Its error is a *Refusal that ends the process: a lane at work
+// reads nothing that would tell it that keys have moved to it.
+func (job *Job) SameTopic(topic UUID, partitions int32) error {
+	lane := Lane{Topic: job.Topic}
+	switch {
+	case topic != job.TopicID:
+		return topicRecreated(lane, topic, job.TopicID)
+	case partitions != job.Partitions:
+		return partitionsChanged(lane, partitions, job.Partitions)
+	}
+	return nil
+}
+
+// SameDeployment compares this process with the decisions that the job's lanes
+// were left with, as far as they can be read, before any lane starts: a lane
+// that is new has none of its own, and would start beside lanes that refuse.
+// Its error is a *Refusal that ends the process.
+func (job *Job) SameDeployment(found map[int32]string, topic UUID, partitions int32) error {
+	for _, n := range slices.Sorted(maps.Keys(found)) {
+		lane := Lane{Topic: job.Topic, Partition: n}
+		d, err := ParseDecision(found[n])
+		if errors.Is(err, ErrDecisionVersion) {
+			return newerDecision(lane, "the group's offset", err)
+		}
+		if err != nil {
+			continue // an administrator's offset: the lane itself says so
+		}
+		if err := job.sameDeployment(lane, &d, topic, partitions); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func newerDecision(lane Lane, where string, err error) *Refusal {
+	return &Refusal{Scope: EndsProcess, Reason: ReasonDecisionVersion, What: lane.String(),
+		Wrong: "the decision in " + where + " was written by a newer build", Next: "run the newer build", Err: err}
 }
 
 // choose picks the D to judge, or makes the one of a first start. Equal copies
@@ -66,8 +138,7 @@ func (s *Session) choose(ctx context.Context, r *Read) (Decision, error) {
 	parse := func(text, where string) (Decision, error) {
 		d, err := ParseDecision(text)
 		if errors.Is(err, ErrDecisionVersion) {
-			return d, &Refusal{Scope: EndsProcess, Reason: ReasonDecisionVersion, What: lane.String(),
-				Wrong: "the decision in " + where + " was written by a newer build", Next: "run the newer build", Err: err}
+			return d, newerDecision(lane, where, err)
 		}
 		return d, err
 	}
@@ -83,9 +154,6 @@ func (s *Session) choose(ctx context.Context, r *Read) (Decision, error) {
 		d, err := parse(r.Record, s.job.Name+".decision")
 		if err != nil {
 			return d, s.unequal(r, err)
-		}
-		if f := s.job.Listener.Net; f != nil {
-			f(lane, "offset-expired", fmt.Errorf("the group's offset is gone, offset %d of the decision is stored again", d.Next))
 		}
 		return d, nil
 	}
@@ -155,7 +223,7 @@ func (s *Session) firstStart(ctx context.Context, r *Read) (Decision, error) {
 	return Decision{
 		Version: decisionVersion, Job: job.Name,
 		Topic: lane.Topic, TopicID: r.TopicID, Partition: lane.Partition, Partitions: r.Partitions,
-		Shards: len(job.Shards), Fingerprint: job.Fingerprint,
+		Shards: len(job.Shards), Fingerprint: job.Fingerprint, Settings: job.Settings,
 		Next: r.LogStart, LeaderEpoch: -1,
 		StateFrom: r.StateEnd, StateNext: r.StateEnd, OldestLive: r.StateEnd,
 	}, nil

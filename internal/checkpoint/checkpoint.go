@@ -41,6 +41,9 @@ func (s *Session) Checkpoint(ctx context.Context, e *Epoch) (err error) {
 	start := time.Now()
 	if err := s.prepareAll(ctx, &d, e); err != nil {
 		s.rollbackAll(ctx, d.GTRID) // C9
+		for net := range every[*NetError](err) {
+			s.net(net.Net, net)
+		}
 		return fmt.Errorf("phase 1 of epoch %d: %w", d.Seq, err)
 	}
 	s.phase("prepare", start)
@@ -147,7 +150,8 @@ func (s *Session) decide(ctx context.Context, d *Decision, chunks []Chunk) error
 }
 
 // write is C4 and C5: state chunks, then D twice, all acknowledged.
-func (s *Session) write(ctx context.Context, d *Decision, chunks []Chunk) error {
+func (s *Session) write(ctx context.Context, d *Decision, chunks []Chunk) (err error) {
+	defer guard(&err)         // here: what is prepared is to be rolled back
 	last := s.decision.Load() // nil in a takeover
 	if len(chunks) > 0 {
 		data := make([][]byte, len(chunks))
@@ -268,8 +272,12 @@ func (s *Session) commitAll(ctx context.Context, d *Decision) (EpochRow, error) 
 
 // arrived notes that every shard shows the row of epoch D.Seq.
 func (s *Session) arrived(rows []EpochRow) {
+	d := s.decision.Load()
+	assert(rows[0].Next <= d.Next, "epoch %d ends at %d, beyond D's offset %d", d.Seq, rows[0].Next, d.Next)
 	s.epochNext = rows[0].Next
 	for i := range rows {
+		assert(rows[i].Next == rows[0].Next && rows[i].Counts == rows[0].Counts,
+			"epoch %d is the same on every shard: %+v on %s, %+v on %s", d.Seq, rows[0], s.job.Shards[0].Name(), rows[i], s.job.Shards[i].Name())
 		s.digests[i] = rows[i].Digest
 	}
 }
@@ -287,6 +295,9 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 			s.waiting("C8", "commit "+string(d.GTRID)+" on shard "+shard.Name(), err)
 		}
 		row, ok, rerr := shard.EpochRow(ctx, s.lane, d.Seq)
+		if r := AsRefusal(errors.Join(err, rerr)); r != nil {
+			return row, r // such as another server behind the shard's address
+		}
 		switch {
 		case rerr != nil:
 			s.waiting("C8", "read the epoch's row on shard "+shard.Name(), rerr)
@@ -305,6 +316,10 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 				return row, fmt.Errorf("branch %s of the decided epoch %d is neither prepared nor committed", d.GTRID, d.Seq)
 			}
 		default:
+			if err == nil {
+				// It was seen when an owner's connection ended in that instant.
+				s.net("row-read-back", fmt.Errorf("shard %s answered OK to the commit of %s and has no row of the epoch", shard.Name(), d.GTRID))
+			}
 			absent = time.Time{}
 		}
 		if perr := pause(ctx, backoff(try)); perr != nil {
@@ -317,7 +332,7 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 // recovery: S4 or the sweep, not C8.
 func (s *Session) xaCommit(ctx context.Context, i int, shard Shard, g GTRID, recovery bool) error {
 	err := shard.Commit(ctx, g)
-	if !errors.Is(err, ErrNotListed) {
+	if !errors.Is(err, ErrNotListed) && !errors.Is(err, ErrNotSent) {
 		s.job.claims.committed(s.lane, g, i, recovery)
 	}
 	return err
@@ -348,6 +363,12 @@ func (s *Session) trim(ctx context.Context, last int64) {
 func (s *Session) phase(name string, start time.Time) {
 	if f := s.job.Listener.Phase; f != nil {
 		f(s.lane, name, time.Since(start))
+	}
+}
+
+func (s *Session) net(name string, err error) {
+	if f := s.job.Listener.Net; f != nil {
+		f(s.lane, name, err)
 	}
 }
 

@@ -36,6 +36,7 @@ type Decision struct {
 	GTRID       GTRID  `json:"gtrid,omitempty"` // of epoch Seq; empty with Seq 0
 	Shards      int    `json:"shards"`
 	Fingerprint string `json:"fingerprint"`
+	Settings    string `json:"settings"` // what the fingerprint is of, for people; never compared
 
 	Next        int64 `json:"next"`         // offset of the first record that is not decided
 	LeaderEpoch int32 `json:"leader_epoch"` // of the record before Next; -1 where unknown
@@ -60,6 +61,12 @@ func Fingerprint(set UUID, window time.Duration, typePrefix string) string {
 	h.Write(set[:])
 	fmt.Fprintf(h, "%d:%d:%s", window, len(typePrefix), typePrefix)
 	return hex.EncodeToString(h.Sum(nil))[:16]
+}
+
+// Settings is the readable form of what Fingerprint is made of, but for the
+// shard set's id.
+func Settings(window time.Duration, typePrefix string) string {
+	return fmt.Sprintf("aggregate.window %s, message.type_prefix %+q", window, typePrefix)
 }
 
 // Encode gives D's one form: ASCII JSON on one line, fields in a fixed order,

@@ -14,6 +14,9 @@ type Job struct {
 	Topic       string
 	Set         UUID   // random id of the set of shards
 	Fingerprint string // see Fingerprint
+	Settings    string // see Settings
+	TopicID     UUID   // of the input topic when the process started
+	Partitions  int32  // likewise its partition count; 0 is not compared
 	Build       string // goes into D
 	FirstStart  bool   // a lane may start where Kafka and MySQL both know nothing of it
 

@@ -27,8 +27,9 @@ type Owner interface {
 	// ReadState calls fn for each committed chunk of <job>.state from offset
 	// from to the high watermark captured at the call, aborted and control
 	// records passed over (S5). An error of fn ends it and is returned. data
-	// is fn's to keep.
-	ReadState(ctx context.Context, from int64, fn func(offset int64, data []byte) error) error
+	// is fn's to keep. passed is called after each answer that moved the
+	// position, chunks in it or not: it is progress.
+	ReadState(ctx context.Context, from int64, passed func(), fn func(offset int64, data []byte) error) error
 
 	// Begin begins a Kafka transaction. Only locally: nothing is sent.
 	Begin() error
@@ -132,8 +133,24 @@ var ErrOutcomeUnknown = errors.New("outcome of the decision unknown")
 // another server: it proves nothing.
 var ErrNotListed = errors.New("unknown XID")
 
+// ErrNotSent says of a failed Commit or Rollback that no statement was sent: no
+// connection could be had.
+var ErrNotSent = errors.New("statement not sent")
+
 // ErrRolledBack says of a failed Prepare that the branch is gone.
 var ErrRolledBack = errors.New("branch rolled back")
+
+// NetError says that a net decided which never should: the row was not the one
+// that the protocol promises. A superseded owner can meet it too.
+type NetError struct {
+	Net string // "compare-and-set", "epoch-key", "row-read-back"
+	Err error
+}
+
+func (e *NetError) Error() string { return "net " + e.Net + ": " + e.Err.Error() }
+
+// Unwrap gives what the net found.
+func (e *NetError) Unwrap() error { return e.Err }
 
 // RowsExistError says that the ledger has rows for ids that the dedup state
 // did not know (MySQL's 1062): the last line of defence decided. The branch is

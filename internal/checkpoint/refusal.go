@@ -1,6 +1,10 @@
 package checkpoint
 
-import "fmt"
+import (
+	"fmt"
+	"iter"
+	"slices"
+)
 
 // Scope says what a Refusal stops.
 type Scope int
@@ -34,6 +38,52 @@ func (r *Refusal) Error() string {
 
 func (r *Refusal) Unwrap() error { return r.Err }
 
+// AsRefusal finds the refusal in err, nil without one. Of several, from several
+// shards, one that ends the process comes first.
+func AsRefusal(err error) *Refusal {
+	var first *Refusal
+	for r := range every[*Refusal](err) {
+		if r.Scope == EndsProcess {
+			return r
+		}
+		if first == nil {
+			first = r
+		}
+	}
+	return first
+}
+
+// EveryRowsExist finds what each shard's ledger had (see RowsExistError).
+func EveryRowsExist(err error) (all []*RowsExistError) {
+	return slices.Collect(every[*RowsExistError](err))
+}
+
+// every yields all errors of a type in the tree of err; errors.As stops at the
+// first, and what several shards say is joined.
+func every[T error](err error) iter.Seq[T] {
+	return func(yield func(T) bool) { walk(err, yield) }
+}
+
+func walk[T error](err error, yield func(T) bool) bool {
+	if err == nil {
+		return true
+	}
+	if e, ok := err.(T); ok && !yield(e) { //nolint:errorlint // the walk unwraps itself
+		return false
+	}
+	switch u := err.(type) { //nolint:errorlint // likewise
+	case interface{ Unwrap() error }:
+		return walk(u.Unwrap(), yield)
+	case interface{ Unwrap() []error }:
+		for _, e := range u.Unwrap() {
+			if !walk(e, yield) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
 // Reasons of refusals: the words of logs, health, --accept and the runbook.
 const (
 	ReasonPartitionsChanged  = "partitions-changed"  // input's partition count is not D's
@@ -62,5 +112,6 @@ const (
 	ReasonShardAhead         = "shard-ahead"         // a lane's row is ahead of D: Kafka lost a decision
 	ReasonOldBranch          = "old-branch"          // a prepared branch of an epoch before D's: the shard came back older
 	ReasonInvariant          = "invariant"           // a broken invariant
+	ReasonBatchTooLarge      = "batch-too-large"     // a compressed batch that is larger than allowed when decompressed
 	ReasonOffsetOutOfRange   = "offset-out-of-range" // while running
 )

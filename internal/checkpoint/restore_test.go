@@ -197,8 +197,8 @@ type slowOwner struct {
 	wait time.Duration
 }
 
-func (o slowOwner) ReadState(ctx context.Context, from int64, fn func(int64, []byte) error) error {
-	return o.Owner.ReadState(ctx, from, func(offset int64, data []byte) error {
+func (o slowOwner) ReadState(ctx context.Context, from int64, passed func(), fn func(int64, []byte) error) error {
+	return o.Owner.ReadState(ctx, from, passed, func(offset int64, data []byte) error {
 		select {
 		case <-time.After(o.wait):
 			return fn(offset, data)

@@ -69,7 +69,7 @@ func (s *Session) open(ctx context.Context, state State) (err error) {
 	// later owner's branch.
 	d := found
 	d.Incarnation++
-	d.Build = s.job.Build
+	d.Build, d.Settings = s.job.Build, s.job.Settings
 	if err := s.decide(ctx, &d, nil); err != nil {
 		// Unknown or failed, it is never taken as done: the next session reads
 		// D again. The same number again is harmless: nothing on MySQL has
@@ -90,8 +90,24 @@ func (s *Session) open(ctx context.Context, state State) (err error) {
 	}
 	failpoint.Hit(failpoint.Settled, 0)
 
-	// S5: the dedup state is what it was at D.
-	if err := s.restore(ctx, state); err != nil {
+	// S5: the dedup state is what it was at D. The sweep runs from here on: what
+	// a frozen predecessor prepares while a large state is restored would hold
+	// the lane's row when the first epoch needs it.
+	rctx, cancel := context.WithCancelCause(ctx)
+	swept := make(chan error, 1)
+	go func() {
+		err := s.Sweep(rctx)
+		if err != nil {
+			cancel(err)
+		}
+		swept <- err
+	}()
+	err = s.restore(rctx, state)
+	cancel(nil)
+	if serr := <-swept; serr != nil {
+		err = serr
+	}
+	if err != nil {
 		return s.unlessSuperseded(ctx, err)
 	}
 	return nil
@@ -102,8 +118,7 @@ func (s *Session) open(ctx context.Context, state State) (err error) {
 // the state that it trimmed looks lost. What such a session finds is no fact
 // about the lane.
 func (s *Session) unlessSuperseded(ctx context.Context, found error) error {
-	var refused *Refusal
-	if !errors.As(found, &refused) {
+	if AsRefusal(found) == nil {
 		return found
 	}
 	rctx, cancel := context.WithTimeout(ctx, s.job.Limits.Read)
@@ -118,10 +133,13 @@ func (s *Session) unlessSuperseded(ctx context.Context, found error) error {
 	return found
 }
 
-// fenceAndRead is S1 and S2. Two copies of D that are unequal under a fresh
-// fence, twice, are permanent: one is never picked.
+// fenceAndRead is S1 and S2. Two copies of D that are unequal under two fences
+// are permanent: one is never picked.
 func (s *Session) fenceAndRead(ctx context.Context) (Decision, error) {
 	for try := 0; ; try++ {
+		if !s.assigned() {
+			return Decision{}, ErrNotAssigned // S0, before every fence
+		}
 		fctx, cancel := context.WithTimeout(ctx, s.job.Limits.Fence)
 		owner, err := s.job.Kafka.Fence(fctx, s.lane)
 		cancel()
@@ -130,25 +148,39 @@ func (s *Session) fenceAndRead(ctx context.Context) (Decision, error) {
 		}
 		s.owner = owner
 
-		rctx, cancel := context.WithTimeout(ctx, s.job.Limits.Read)
-		read, err := owner.Read(rctx)
-		if err == nil {
-			var d Decision
-			d, err = s.agree(rctx, &read)
-			if err == nil {
-				cancel()
-				return d, nil
-			}
+		d, err := s.read(ctx)
+		if isUnequal(err) {
+			// The copies are read one after the other. A later owner may have
+			// fenced us since and decided between the two reads: then they are
+			// equal when read again, and the takeover finds out the rest.
+			d, err = s.read(ctx)
 		}
-		cancel()
+		if err == nil {
+			return d, nil
+		}
 		s.owner = nil
 		owner.Close()
-		var refused *Refusal
-		if errors.As(err, &refused) && refused.Reason == ReasonDecisionsUnequal && try == 0 {
+		if isUnequal(err) && try == 0 {
 			continue
 		}
 		return Decision{}, fmt.Errorf("read the decision: %w", err)
 	}
+}
+
+// read is S2: what Kafka knows of the lane, and the judgement on it.
+func (s *Session) read(ctx context.Context) (Decision, error) {
+	ctx, cancel := context.WithTimeout(ctx, s.job.Limits.Read)
+	defer cancel()
+	r, err := s.owner.Read(ctx)
+	if err != nil {
+		return Decision{}, err
+	}
+	return s.agree(ctx, &r)
+}
+
+func isUnequal(err error) bool {
+	r := AsRefusal(err)
+	return r != nil && r.Reason == ReasonDecisionsUnequal
 }
 
 // restore is S5.
@@ -165,8 +197,8 @@ func (s *Session) restore(ctx context.Context, state State) error {
 	})
 	defer stuck.Stop()
 
-	err := s.owner.ReadState(rctx, d.OldestLive, func(offset int64, data []byte) error {
-		stuck.Reset(s.job.Limits.Restore)
+	passed := func() { stuck.Reset(s.job.Limits.Restore) }
+	err := s.owner.ReadState(rctx, d.OldestLive, passed, func(offset int64, data []byte) error {
 		chunks++
 		end, err := state.Load(data)
 		if errors.Is(err, ErrChunkVersion) {

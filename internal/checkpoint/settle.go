@@ -154,9 +154,10 @@ func (s *Session) settleOnce(ctx context.Context, i int, shard Shard, d *Decisio
 	if ok && row.GTRID != d.GTRID {
 		return row, missing, s.otherEpoch(shard, d, row)
 	}
-	if ok && (!known || lane.Seq != d.Seq) {
+	if decided, _ := d.GTRID.Parse(); ok && (!known || lane != LaneRow{Incarnation: decided.Incarnation, Seq: d.Seq, Next: row.Next}) {
+		// The compare-and-set of the next epoch would fail for ever.
 		return row, missing, &Refusal{Reason: ReasonInvariant, What: s.lane.String(),
-			Wrong: fmt.Sprintf("shard %s has the row of epoch %d in billing_epoch, but billing_lane says epoch %d: one of them was changed by hand", shard.Name(), d.Seq, lane.Seq),
+			Wrong: fmt.Sprintf("shard %s has the row of epoch %d of incarnation %d with next offset %d in billing_epoch, but billing_lane says epoch %d of incarnation %d with %d: one of them was changed by hand", shard.Name(), d.Seq, decided.Incarnation, row.Next, lane.Seq, lane.Incarnation, lane.Next),
 			Next:  "restore the row of billing_lane from billing_epoch; see the runbook"}
 	}
 	if !ok {
@@ -227,7 +228,12 @@ func (s *Session) sweepOnce(ctx context.Context, i int, shard Shard) error {
 	// has our own incarnation and is left alone.
 	d := s.decision.Load()
 	branches, err := shard.Prepared(ctx, s.prefix)
-	if err != nil {
+	switch {
+	case ctx.Err() != nil:
+		return nil //nolint:nilerr // the session ends: nothing is wrong with the shard
+	case AsRefusal(err) != nil:
+		return err // such as another server behind the shard's address
+	case err != nil:
 		s.waiting("sweep", "list prepared branches on shard "+shard.Name(), err)
 		return nil // the shard is away: the lane's own statements say so too
 	}
@@ -242,9 +248,7 @@ func (s *Session) sweepOnce(ctx context.Context, i int, shard Shard) error {
 		case err != nil:
 			s.waiting("sweep", "on shard "+shard.Name(), err)
 		case v == commitIt || v == rollBack:
-			if f := s.job.Listener.Net; f != nil {
-				f(s.lane, "sweep", fmt.Errorf("shard %s: branch %s: committed %t, rolled back %t", shard.Name(), g, v == commitIt, v == rollBack))
-			}
+			s.net("sweep", fmt.Errorf("shard %s: branch %s: committed %t, rolled back %t", shard.Name(), g, v == commitIt, v == rollBack))
 		}
 	}
 	return nil

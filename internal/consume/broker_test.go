@@ -94,11 +94,17 @@ func TestBombStopsTheLane(t *testing.T) {
 	if err := cl.ProduceSync(t.Context(), &kgo.Record{Topic: b.rig.Topic, Value: make([]byte, 4<<20)}).FirstErr(); err != nil {
 		t.Fatal(err)
 	}
-	b.member.Start(0, 1, 0, -1)
 	var bomb *kgo.ErrDecompressTooLarge
-	if err := b.member.Log.AwaitFailed(t, 0, 1); !errors.As(err, &bomb) || bomb.Offset != 1 {
-		t.Fatal(err)
+	for session := range uint64(2) { // it comes again to each session that meets it
+		b.member.Start(0, session+1, int64(session), -1)
+		err := b.member.Log.AwaitFailed(t, 0, session+1)
+		if !errors.As(err, &bomb) || bomb.Offset != 1 || !strings.Contains(err.Error(), "kafka.max_batch_bytes") || checkpoint.AsRefusal(err) == nil {
+			t.Fatal(err)
+		}
 	}
+	b.rig.Write(t, 0, "b")
+	b.member.Start(0, 3, 2, -1)
+	b.member.Log.AwaitValues(t, 0, 3, "b")
 	if _, err := b.member.SkipTail(t.Context(), 0, 1); !errors.As(err, &bomb) {
 		t.Fatal(err)
 	}
@@ -145,7 +151,7 @@ func TestConfig(t *testing.T) {
 		"job \"a.b\"":         {Brokers: []string{"b"}, Job: "a.b", Topic: "t"},
 		"no topic":            {Brokers: []string{"b"}, Job: "j"},
 		"session timeout":     {Brokers: []string{"b"}, Job: "j", Topic: "t", SessionTimeout: time.Millisecond},
-		"rebalance timeout":   {Brokers: []string{"b"}, Job: "j", Topic: "t", SessionTimeout: time.Minute},
+		"rebalance timeout":   {Brokers: []string{"b"}, Job: "j", Topic: "t", SessionTimeout: time.Minute, RebalanceTimeout: 30 * time.Second},
 		"transaction timeout": {Brokers: []string{"b"}, Job: "j", Topic: "t", TransactionTimeout: time.Millisecond},
 		"fetch":               {Brokers: []string{"b"}, Job: "j", Topic: "t", FetchMaxBytes: 1},
 	} {
@@ -153,6 +159,12 @@ func TestConfig(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
+	// Each value alone is in order: so is its default beside it.
+	c, err := consume.Open(consume.Config{Brokers: []string{"b"}, Job: "j", Topic: "t", SessionTimeout: 30 * time.Minute})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
 }
 
 // The batches that the owner writes are read by the library like any other.

@@ -199,9 +199,12 @@ func (c *Client) ensureTopic(ctx context.Context, admin *kadm.Client, topic ownT
 			err = leaders(t)
 		}
 		if err == nil {
-			if len(t.Partitions) != int(input.Partitions) {
-				return refuse(checkpoint.ReasonTopicConfig, topic.name, "see the runbook: its partitions belong to those of the input, one to one",
-					"the topic has %d partitions, the input %s has %d", len(t.Partitions), c.cfg.Topic, input.Partitions)
+			switch has := int32(len(t.Partitions)); {
+			case has < input.Partitions:
+				return refusePartitions(topic.name, topic.name, has, c.cfg.Topic, input.Partitions)
+			case has > input.Partitions:
+				return refuse(checkpoint.ReasonTopicConfig, topic.name, "leave the input as it is; see the runbook: its partitions belong to those of the input, one to one",
+					"the topic has %d partitions, the input %s has %d", has, c.cfg.Topic, input.Partitions)
 			}
 			return c.checkConfig(ctx, admin, topic)
 		}
@@ -227,6 +230,13 @@ func (c *Client) ensureTopic(ctx context.Context, admin *kadm.Client, topic ownT
 			return fmt.Errorf("kafka: topic %s is not ready: %w, last: %w", topic.name, cerr, err)
 		}
 	}
+}
+
+// refusePartitions: the input has more partitions than one of our topics. Ours
+// must not be raised to it: the input is what has changed.
+func refusePartitions(what, own string, has int32, input string, want int32) *checkpoint.Refusal {
+	return refuse(checkpoint.ReasonPartitionsChanged, what, "stop the producers, and raise nothing else; drain, write to a new topic with the new count, and start a new job on it; see the runbook",
+		"topic %s now has %d partitions, %s has %d: keys have moved between lanes, and with them the ids to compare with", input, want, own, has)
 }
 
 // leaders fails with LEADER_NOT_AVAILABLE and the like.

@@ -13,7 +13,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"regexp"
 	"sync/atomic"
@@ -35,7 +34,7 @@ type Config struct {
 	InstanceID string
 
 	SessionTimeout     time.Duration // without a heartbeat the broker gives our lanes away; 500 ms or more, default 10 s
-	RebalanceTimeout   time.Duration // a rebalance waits so long for a member; default 30 s; Handler.Revoked gets half
+	RebalanceTimeout   time.Duration // a rebalance waits so long for a member; default 30 s, or three session timeouts if that is more; Handler.Revoked gets half
 	TransactionTimeout time.Duration // the broker aborts a transaction open for longer; 1 s or more, default 30 s
 	ReadTimeout        time.Duration // Owner.Read, within its context; default 30 s
 	RequestTimeout     time.Duration // one answer of a broker, beside what a request itself may wait; default 5 s
@@ -58,7 +57,7 @@ func (c *Config) setDefaults() {
 		}
 	}
 	duration(&c.SessionTimeout, 10*time.Second)
-	duration(&c.RebalanceTimeout, 30*time.Second)
+	duration(&c.RebalanceTimeout, max(30*time.Second, 3*c.SessionTimeout))
 	duration(&c.TransactionTimeout, 30*time.Second)
 	duration(&c.ReadTimeout, 30*time.Second)
 	duration(&c.RequestTimeout, 5*time.Second)
@@ -154,23 +153,4 @@ func (c *Client) options(more ...kgo.Opt) []kgo.Opt {
 		kgo.MetadataMinAge(200 * time.Millisecond),
 		kgo.MaxDecompressBatchBytes(c.cfg.MaxBatchBytes),
 	}, more...)
-}
-
-// retryBackoff is the wait before try n (from 1): 20 ms doubling to 1 s, with
-// jitter, so that lanes that failed together do not come back together.
-func retryBackoff(n int) time.Duration {
-	d := min(20*time.Millisecond<<min(max(n-1, 0), 10), time.Second)
-	return d/2 + rand.N(d/2+1)
-}
-
-// pause waits for d, or until ctx ends.
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
 }

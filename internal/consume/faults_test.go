@@ -3,6 +3,9 @@ package consume_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,16 +24,16 @@ type bench struct {
 	cluster *kfake.Cluster
 	rig     *consumetest.Rig
 	member  *consumetest.Member
-	net     *consumetest.Network
+	network *consumetest.Network
 	lane    checkpoint.Lane
 }
 
 func newBench(t *testing.T, opts ...kfake.Opt) *bench {
 	t.Helper()
 	c := fake(t, opts...)
-	b := &bench{cluster: c, rig: consumetest.NewRig(t, c.ListenAddrs(), 1), net: consumetest.NewNetwork()}
+	b := &bench{cluster: c, rig: consumetest.NewRig(t, c.ListenAddrs(), 1), network: consumetest.NewNetwork()}
 	b.member = b.rig.JoinAll(t, 1, func(cfg *consume.Config) {
-		cfg.Dial = b.net.Dial
+		cfg.Dial = b.network.Dial
 		cfg.ReadTimeout = 5 * time.Second
 		cfg.MaxBatchBytes = 1 << 20
 	})
@@ -96,7 +99,7 @@ func TestOffsetRefusedIsNoDecision(t *testing.T) {
 			if err := o.Commit(t.Context()); !errors.Is(err, checkpoint.ErrOutcomeUnknown) {
 				t.Fatal(err)
 			}
-			if n := b.net.Sent(kmsg.EndTxn); n != 0 {
+			if n := b.network.Sent(kmsg.EndTxn); n != 0 {
 				t.Fatalf("EndTxn was sent %d times", n)
 			}
 			o.Close()
@@ -122,7 +125,7 @@ func TestEndTxnErrorIsUnknown(t *testing.T) {
 				t.Fatal(err)
 			}
 			o.Abort(t.Context())
-			if n := b.net.Sent(kmsg.EndTxn); n != 1 {
+			if n := b.network.Sent(kmsg.EndTxn); n != 1 {
 				t.Fatalf("EndTxn was sent %d times: another word after an unknown outcome", n)
 			}
 		})
@@ -158,6 +161,71 @@ func TestEndTxnAnswerMustMoveTheEpoch(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// Only a position that is not in the log any more is a refusal.
+func TestFetchErrorsEndOnlyTheSession(t *testing.T) {
+	b := newBench(t)
+	b.rig.Write(t, 0, "a")
+	session := uint64(0)
+	for _, code := range []*kerr.Error{kerr.UnknownServerError, kerr.TopicAuthorizationFailed, kerr.UnknownTopicID, kerr.UnsupportedVersion} {
+		fault := b.cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Fetch}, Topic: b.rig.Topic, Err: code, Count: -1})
+		session++
+		b.member.Start(0, session, 0, -1)
+		if err := b.member.Log.AwaitFailed(t, 0, session); !errors.Is(err, code) || checkpoint.AsRefusal(err) != nil {
+			t.Fatalf("%s: %v", code.Message, err)
+		}
+		fault.Remove()
+		session++
+		b.member.Start(0, session, 0, -1)
+		b.member.Log.AwaitValues(t, 0, session, "a")
+	}
+}
+
+// A dial that timed out says context.DeadlineExceeded, and is not the context's
+// end.
+func TestDialsThatTimeOutAreTriedAgain(t *testing.T) {
+	var dead net.Dialer
+	dead.Deadline = time.Unix(1, 0)
+	var failed atomic.Int64
+	var alive atomic.Bool
+	alive.Store(true)
+	r := consumetest.NewRig(t, fake(t).ListenAddrs(), 1)
+	c := r.Open(t, func(cfg *consume.Config) {
+		cfg.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			if alive.Load() {
+				return new(net.Dialer).DialContext(ctx, network, address)
+			}
+			_, err := dead.DialContext(ctx, network, address)
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("a dial that timed out: %v", err)
+			}
+			failed.Add(1)
+			return nil, err
+		}
+	})
+	o := consumetest.Fence(t, c, r.Lane(0))
+	alive.Store(false) // the partition's leader is not connected yet
+	done := make(chan error, 1)
+	go func() {
+		_, err := o.Read(t.Context())
+		done <- err
+	}()
+	consumetest.Eventually(t, func() error {
+		select {
+		case err := <-done:
+			t.Fatalf("given up: %v", err)
+		default:
+		}
+		if n := failed.Load(); n < 5 {
+			return fmt.Errorf("%d dials", n)
+		}
+		return nil
+	})
+	alive.Store(true)
+	if err := <-done; err != nil {
+		t.Fatal(err)
 	}
 }
 

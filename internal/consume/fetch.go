@@ -148,16 +148,18 @@ func (f *fetcher) hand(fetches kgo.Fetches, h Handler) {
 	// by itself where the log was cut, and may have put those records into the
 	// same poll, before the error.
 	fetches.EachError(func(_ string, partition int32, err error) {
-		if f.ended(err) {
-			return
-		}
-		if partition < 0 { // of the whole topic
-			for p := range f.sessions {
-				f.fail(p, err, h)
+		switch {
+		case f.ended(err):
+		case partition < 0:
+			// Of the topic's metadata, or of a whole answer: the client keeps what it
+			// knows of the partitions, goes on with them and asks again. What stops a
+			// partition comes with the partition's number.
+			if line := "kafka: fetching goes on after an error that is of no partition"; f.client.log.due(line) {
+				f.client.cfg.Logger.Error(line, "topic", f.topic, "error", err)
 			}
-			return
+		default:
+			f.fail(partition, err, h)
 		}
-		f.fail(partition, err, h)
 	})
 	fetches.EachPartition(func(t kgo.FetchTopicPartition) {
 		session, ok := f.sessions[t.Partition]
@@ -183,10 +185,12 @@ func (f *fetcher) ended(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, kgo.ErrClientClosed)
 }
 
-// describe says what stopped a partition's fetching.
+// describe says what stopped a partition's fetching. Only a position that is
+// not in the log any more is refused: from all else a new session may recover.
 func (f *fetcher) describe(partition int32, err error) error {
 	lane := checkpoint.Lane{Topic: f.topic, Partition: partition}
 	var loss *kgo.ErrDataLoss
+	var large *kgo.ErrDecompressTooLarge
 	switch {
 	case errors.As(err, &loss):
 		return &checkpoint.Refusal{Reason: checkpoint.ReasonOffsetOutOfRange, What: lane.String(),
@@ -196,6 +200,12 @@ func (f *fetcher) describe(partition int32, err error) error {
 		return &checkpoint.Refusal{Reason: checkpoint.ReasonOffsetOutOfRange, What: lane.String(),
 			Wrong: "the next message to bill is not in the partition any more",
 			Next:  "find the deleted messages elsewhere and send them again, and raise the topic's retention; see the runbook", Err: err}
+	case errors.As(err, &large):
+		return &checkpoint.Refusal{Reason: checkpoint.ReasonBatchTooLarge, What: lane.String(),
+			Wrong: fmt.Sprintf("the batch at offset %d decompresses to more than the %d bytes allowed", large.Offset, f.client.cfg.MaxBatchBytes),
+			Next:  "raise kafka.max_batch_bytes, as far as the memory allows it, and start again; see the runbook", Err: err}
+	case errors.Is(err, kerr.TopicAuthorizationFailed):
+		return fmt.Errorf("kafka: lane %s: fetch: next step: grant this service READ and DESCRIBE on the topic: %w", lane, err)
 	}
 	return fmt.Errorf("kafka: lane %s: fetch: %w", lane, err)
 }
@@ -226,30 +236,4 @@ func convert(from []*kgo.Record) (records []event.Record, bytes int) {
 		}
 	}
 	return records, bytes
-}
-
-// SkipTail says how far an idle lane's position may move from an offset over
-// what holds no committed record: aborted, compacted, control. It gives from
-// itself where there is nothing to pass, or a record. The leader epoch before
-// the new position is not known: Start it with -1.
-func (c *Client) SkipTail(ctx context.Context, partition int32, from int64) (next int64, err error) {
-	log := newPartitionLog(c.fetch.cl, c.cfg.Topic, partition)
-	const few = 64 << 10 // bytes; a tail without records is small, and goes on at the next call
-	got, err := log.fetch(ctx, from, 0, few)
-	if err != nil {
-		return from, fmt.Errorf("kafka: %w", err)
-	}
-	if len(got.records) > 0 {
-		return from, nil
-	}
-	return max(got.next, from), nil
-}
-
-// End gives the log's start and its high watermark.
-func (c *Client) End(ctx context.Context, partition int32) (start, highWatermark int64, err error) {
-	start, highWatermark, err = newPartitionLog(c.fetch.cl, c.cfg.Topic, partition).bounds(ctx)
-	if err != nil {
-		return 0, 0, fmt.Errorf("kafka: %w", err)
-	}
-	return start, highWatermark, nil
 }

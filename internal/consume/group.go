@@ -9,9 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
-	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"billing/internal/event"
 )
@@ -30,7 +28,11 @@ type Handler interface {
 	Revoked(ctx context.Context, partitions []int32)
 
 	// Lost: the group has thrown us out, another member may be at work
-	// already. It returns at once.
+	// already: there is nothing to finish. It returns when the lanes have ended,
+	// in bounded time, so that a lane that is assigned again meets no older one
+	// here: we join again only after it. Assigned says no from before it is
+	// called. Nothing else waits: there is no membership to keep alive, and
+	// fetching and the other calls go on.
 	Lost(partitions []int32)
 
 	// Deliver gives records in the order of their offsets, control records
@@ -40,9 +42,9 @@ type Handler interface {
 	// cheap: all partitions wait for it.
 	Deliver(partition int32, session uint64, records []event.Record, bytes int, highWatermark int64)
 
-	// Failed: fetching has stopped, as after Stop. The position never jumps:
-	// offsets that are out of range or were truncated come as a
-	// *checkpoint.Refusal.
+	// Failed: fetching has stopped, as after Stop. The position never jumps: an
+	// offset that is out of range, or a log that was cut below it, comes as a
+	// *checkpoint.Refusal. After any other error a new session may go on.
 	Failed(partition int32, session uint64, err error)
 }
 
@@ -58,8 +60,12 @@ type membership struct {
 	mu       sync.Mutex
 	assigned map[int32]bool
 
-	born time.Time
-	beat atomic.Int64 // when the last answered heartbeat was sent, ns after born; 0 before the first
+	joined  atomic.Bool
+	problem atomic.Pointer[groupProblem] // nil while we are in the group
+
+	born   time.Time
+	beat   atomic.Int64 // when the last request was sent by which the group has us, ns after born; 0 before the first
+	synced atomic.Int64 // when the last SyncGroup was sent that was answered, in whatever way; likewise
 }
 
 // Run joins the group and works until ctx ends; then it leaves and returns
@@ -110,7 +116,7 @@ func (c *Client) Run(ctx context.Context, h Handler) error {
 
 	// The lanes let go while the heartbeats still go out; then the library's own
 	// callback finds nothing left.
-	m.revoke(ctx, m.ours(func(int32) bool { return true }))
+	m.revoke(ctx, m.ours(all))
 	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.LeaveTimeout)
 	defer cancel()
 	if err := m.cl.LeaveGroupContext(leave); err != nil {
@@ -134,18 +140,6 @@ func (c *Client) Assigned(partition int32) bool {
 	return m.assigned[partition]
 }
 
-// Fresh reports whether the group's word still counts: the last heartbeat that
-// was answered was sent less than a session timeout ago, so that the broker
-// can't have given our lanes away since.
-func (c *Client) Fresh() bool {
-	m := c.member.Load()
-	if m == nil {
-		return false
-	}
-	beat := m.beat.Load()
-	return beat != 0 && time.Since(m.born)-time.Duration(beat) < c.cfg.SessionTimeout
-}
-
 // Generation gives the group's member id and generation of this moment; "" and
 // -1 before the first join.
 func (c *Client) Generation() (memberID string, generation int32) {
@@ -156,69 +150,11 @@ func (c *Client) Generation() (memberID string, generation int32) {
 	return m.cl.GroupMetadata()
 }
 
-// OnBrokerE2E implements kgo.HookBrokerE2E: it notes heartbeats.
-func (m *membership) OnBrokerE2E(_ kgo.BrokerMetadata, key int16, e2e kgo.BrokerE2E) {
-	switch kmsg.Key(key) {
-	case kmsg.Heartbeat, kmsg.SyncGroup:
-	default:
-		return
-	}
-	if e2e.Err() != nil {
-		return
-	}
-	m.answered(e2e.DurationE2E())
-}
-
-// answered notes a heartbeat that was sent so long ago and is answered now. The
-// broker counts from when it saw it, which is not before it was sent; when the
-// answer is read says nothing: we may have been frozen.
-func (m *membership) answered(ago time.Duration) {
-	sent := max(int64(time.Since(m.born)-ago), 1)
-	for {
-		last := m.beat.Load()
-		if last >= sent || m.beat.CompareAndSwap(last, sent) {
-			return
-		}
-	}
-}
-
-// keepFresh sends heartbeats when the library doesn't: while it waits in a
-// rebalance, which can take longer than the session timeout (a killed member
-// that comes back is waited for under its old id). The lanes that stay go on
-// deciding meanwhile. They go through the fetch client: the hook above must not
-// see them, because a refused one proves nothing.
-func (c *Client) keepFresh(ctx context.Context, m *membership) {
-	every := c.cfg.SessionTimeout / 4
-	for pause(ctx, every) == nil {
-		if time.Since(m.born)-time.Duration(m.beat.Load()) < c.cfg.SessionTimeout/3 {
-			continue
-		}
-		req := kmsg.NewPtrHeartbeatRequest()
-		req.Group = c.cfg.Job
-		req.MemberID, req.Generation = m.cl.GroupMetadata()
-		if req.MemberID == "" || req.Generation < 0 {
-			continue
-		}
-		if id := c.cfg.InstanceID; id != "" {
-			req.InstanceID = kmsg.StringPtr(id)
-		}
-		sent := time.Now()
-		try, cancel := context.WithTimeout(ctx, c.cfg.SessionTimeout/2)
-		resp, err := req.RequestWith(try, c.fetch.cl)
-		cancel()
-		if err == nil {
-			err = kerr.ErrorForCode(resp.ErrorCode)
-		}
-		if err == nil || errors.Is(err, kerr.RebalanceInProgress) {
-			m.answered(time.Since(sent))
-		}
-	}
-}
-
-func (m *membership) onAssigned(_ context.Context, _ *kgo.Client, all map[string][]int32) {
+func (m *membership) onAssigned(_ context.Context, _ *kgo.Client, topics map[string][]int32) {
+	m.in()
 	m.calls.Lock()
 	defer m.calls.Unlock()
-	ps := slices.Sorted(slices.Values(all[m.topic]))
+	ps := slices.Sorted(slices.Values(topics[m.topic]))
 	m.mu.Lock()
 	for _, p := range ps {
 		m.assigned[p] = true
@@ -229,8 +165,8 @@ func (m *membership) onAssigned(_ context.Context, _ *kgo.Client, all map[string
 	}
 }
 
-func (m *membership) onRevoked(ctx context.Context, _ *kgo.Client, all map[string][]int32) {
-	m.revoke(ctx, all[m.topic])
+func (m *membership) onRevoked(ctx context.Context, _ *kgo.Client, topics map[string][]int32) {
+	m.revoke(ctx, topics[m.topic])
 }
 
 // revoke takes those of the partitions that are ours away in good order.
@@ -247,10 +183,10 @@ func (m *membership) revoke(ctx context.Context, partitions []int32) {
 	m.drop(ps)
 }
 
-func (m *membership) onLost(_ context.Context, _ *kgo.Client, all map[string][]int32) {
+func (m *membership) onLost(_ context.Context, _ *kgo.Client, topics map[string][]int32) {
 	// At once, also while Revoked is at work: what it waits for is not ours to
 	// finish any more.
-	ps := m.ours(among(all[m.topic]))
+	ps := m.ours(among(topics[m.topic]))
 	m.drop(ps)
 	if len(ps) == 0 {
 		return
@@ -259,6 +195,8 @@ func (m *membership) onLost(_ context.Context, _ *kgo.Client, all map[string][]i
 	defer m.calls.Unlock()
 	m.handler.Lost(ps)
 }
+
+func all(int32) bool { return true }
 
 func among(partitions []int32) func(int32) bool {
 	return func(p int32) bool { return slices.Contains(partitions, p) }

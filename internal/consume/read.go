@@ -30,6 +30,17 @@ func (o *Owner) read(ctx context.Context) (r checkpoint.Read, err error) {
 	}
 	r.TopicID, r.Partitions = o.input.id, o.input.partitions
 
+	// The input was raised while we run: a new lane finds nothing of its own.
+	for _, own := range []*partitionLog{o.decisions, o.state} {
+		has, err := own.count(ctx)
+		if err != nil {
+			return r, err
+		}
+		if has < r.Partitions {
+			return r, refusePartitions(o.lane.String(), own.topic, has, o.lane.Topic, r.Partitions)
+		}
+	}
+
 	if err := o.readOffset(ctx, &r); err != nil {
 		return r, err
 	}
@@ -99,14 +110,14 @@ func (o *Owner) readOffset(ctx context.Context, r *checkpoint.Read) error {
 
 // ReadState is S5's reading. It holds one fetch's answer in memory at a time,
 // beside what fn keeps.
-func (o *Owner) ReadState(ctx context.Context, from int64, fn func(offset int64, data []byte) error) error {
+func (o *Owner) ReadState(ctx context.Context, from int64, passed func(), fn func(offset int64, data []byte) error) error {
 	start, end, err := o.state.bounds(ctx)
 	if err != nil {
 		return fmt.Errorf("kafka: lane %s: %w", o.lane, err)
 	}
 	// An error of fn comes back as it is.
 	var own error
-	err = o.state.readTo(ctx, max(from, start), end, func(r *kgo.Record) error {
+	err = o.state.readTo(ctx, max(from, start), end, passed, func(r *kgo.Record) error {
 		own = fn(r.Offset, r.Value)
 		return own
 	})
@@ -117,4 +128,76 @@ func (o *Owner) ReadState(ctx context.Context, from int64, fn func(offset int64,
 		return fmt.Errorf("kafka: lane %s: %w", o.lane, err)
 	}
 	return nil
+}
+
+// SkipTail says how far an idle lane's position may move from an offset over
+// what holds no committed record: aborted, compacted, control. It gives from
+// itself where there is nothing to pass, or a record. The leader epoch before
+// the new position is not known: Start it with -1.
+func (c *Client) SkipTail(ctx context.Context, partition int32, from int64) (next int64, err error) {
+	log := newPartitionLog(c.fetch.cl, c.cfg.Topic, partition)
+	const few = 64 << 10 // bytes; a tail without records is small, and goes on at the next call
+	got, err := log.fetch(ctx, from, 0, few)
+	if err != nil {
+		return from, fmt.Errorf("kafka: %w", err)
+	}
+	if len(got.records) > 0 {
+		return from, nil
+	}
+	return max(got.next, from), nil
+}
+
+// End gives the log's start and its high watermark.
+func (c *Client) End(ctx context.Context, partition int32) (start, highWatermark int64, err error) {
+	start, highWatermark, err = newPartitionLog(c.fetch.cl, c.cfg.Topic, partition).bounds(ctx)
+	if err != nil {
+		return 0, 0, fmt.Errorf("kafka: %w", err)
+	}
+	return start, highWatermark, nil
+}
+
+// Ends gives the high watermarks of this member's partitions, by one request to
+// each broker that leads some of them. A partition that gives none now is
+// missing; an error says that all of them are.
+func (c *Client) Ends(ctx context.Context) (map[int32]int64, error) {
+	ends := map[int32]int64{}
+	m := c.member.Load()
+	if m == nil {
+		return ends, nil
+	}
+	rt := kmsg.NewListOffsetsRequestTopic()
+	rt.Topic = c.cfg.Topic
+	for _, partition := range m.ours(all) {
+		rp := kmsg.NewListOffsetsRequestTopicPartition()
+		rp.Partition, rp.Timestamp, rp.CurrentLeaderEpoch = partition, latest, -1
+		rt.Partitions = append(rt.Partitions, rp)
+	}
+	if len(rt.Partitions) == 0 {
+		return ends, nil
+	}
+	req := kmsg.NewPtrListOffsetsRequest()
+	req.ReplicaID = -1
+	req.Topics = append(req.Topics, rt)
+	var errs []error
+	for _, shard := range c.fetch.cl.RequestSharded(ctx, req) {
+		resp, ok := shard.Resp.(*kmsg.ListOffsetsResponse)
+		if shard.Err != nil || !ok {
+			errs = append(errs, shard.Err)
+			continue
+		}
+		for i := range resp.Topics {
+			for j := range resp.Topics[i].Partitions {
+				answer := &resp.Topics[i].Partitions[j]
+				if err := kerr.ErrorForCode(answer.ErrorCode); err != nil {
+					errs = append(errs, fmt.Errorf("partition %d: %w", answer.Partition, err))
+					continue
+				}
+				ends[answer.Partition] = answer.Offset
+			}
+		}
+	}
+	if len(ends) == 0 {
+		return nil, fmt.Errorf("kafka: list the end offsets of topic %s: %w", c.cfg.Topic, errors.Join(errs...))
+	}
+	return ends, nil
 }

@@ -52,49 +52,24 @@ func (p *partitionLog) retry(ctx context.Context, what string, try func() error)
 	return nil
 }
 
-// again runs try until it succeeds, fails with what may not be tried again, or
-// ctx ends.
-func again(ctx context.Context, may func(error) bool, try func() error) error {
-	for n := 1; ; n++ {
-		err := try()
-		if err == nil || !may(err) {
-			return err
-		}
-		wait := retryBackoff(n)
-		if errors.Is(err, kerr.ConcurrentTransactions) {
-			// The markers of the lane's own last transaction, mostly, a few ms long.
-			wait = min(time.Duration(n)*2*time.Millisecond, 50*time.Millisecond)
-		}
-		if cerr := pause(ctx, wait); cerr != nil {
-			return fmt.Errorf("%w, last: %w", cerr, err)
-		}
-	}
-}
-
 var errNoPartition = errors.New("an answer without the partition")
 
-// transient reports whether the same request may succeed later: everything
-// but a broker's final answer and the end of the client.
-func transient(err error) bool {
-	if errors.Is(err, kgo.ErrClientClosed) || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
-		return false
-	}
-	if errors.Is(err, kerr.ConcurrentTransactions) {
-		return true
-	}
-	var ke *kerr.Error
-	if errors.As(err, &ke) {
-		return ke.Retriable
-	}
-	var final *finalError
-	return !errors.As(err, &final)
+// missingError: the topic is there, the partition is not.
+type missingError struct{ partitions int32 } // that the topic has
+
+func (e *missingError) Error() string {
+	return fmt.Sprintf("the topic has only %d partitions", e.partitions)
 }
 
-// finalError is one that another try does not heal.
-type finalError struct{ err error }
-
-func (e *finalError) Error() string { return e.err.Error() }
-func (e *finalError) Unwrap() error { return e.err }
+// count gives the topic's number of partitions, this one among them or not.
+func (p *partitionLog) count(ctx context.Context) (int32, error) {
+	err := p.retry(ctx, "look up", func() error { return nil })
+	var missing *missingError
+	if errors.As(err, &missing) {
+		return missing.partitions, nil
+	}
+	return p.partitions, err
+}
 
 // lookUp asks for the topic's id, partition count and the partition's leader.
 func (p *partitionLog) lookUp(ctx context.Context) error {
@@ -106,7 +81,7 @@ func (p *partitionLog) lookUp(ctx context.Context) error {
 		return err
 	}
 	if int(p.partition) >= len(t.Partitions) {
-		return &finalError{fmt.Errorf("the topic has only %d partitions", len(t.Partitions))}
+		return &finalError{&missingError{int32(len(t.Partitions))}}
 	}
 	for i := range t.Partitions {
 		if q := &t.Partitions[i]; q.Partition == p.partition {
@@ -144,11 +119,13 @@ func describeTopic(ctx context.Context, cl *kgo.Client, topic string) (*kmsg.Met
 	return t, nil
 }
 
+// What ListOffsets is asked for.
+const earliest, latest = -2, -1
+
 // bounds gives the log's start and its high watermark. The watermark is asked
 // for read_uncommitted: the last stable offset is too small while a crashed
 // writer's transaction is open.
 func (p *partitionLog) bounds(ctx context.Context) (start, end int64, err error) {
-	const earliest, latest = -2, -1
 	if start, err = p.listOffset(ctx, earliest); err != nil {
 		return 0, 0, err
 	}
@@ -242,10 +219,11 @@ const (
 	readBytes = 4 << 20
 )
 
-// readTo calls fn for every committed record in [from, to). It returns when
+// readTo calls fn for every committed record in [from, to), and passed after
+// each answer of the broker that went on, records in it or not. It returns when
 // the log is passed up to to, which must not be beyond the high watermark. An
 // open transaction below to is waited for.
-func (p *partitionLog) readTo(ctx context.Context, from, to int64, fn func(*kgo.Record) error) error {
+func (p *partitionLog) readTo(ctx context.Context, from, to int64, passed func(), fn func(*kgo.Record) error) error {
 	stable := int64(math.MaxInt64) // not known yet
 	for offset := from; offset < to; {
 		got, err := p.fetch(ctx, offset, readWait, readBytes)
@@ -254,6 +232,9 @@ func (p *partitionLog) readTo(ctx context.Context, from, to int64, fn func(*kgo.
 				return fmt.Errorf("read %s: another producer's transaction is open at offset %d, below the end %d (the broker aborts it after that producer's transaction time-out): %w", p, stable, to, err)
 			}
 			return err
+		}
+		if got.next > offset { // an open transaction gives empty answers, and is no progress
+			passed()
 		}
 		for _, r := range got.records {
 			if r.Offset >= to {
@@ -274,7 +255,7 @@ func (p *partitionLog) last(ctx context.Context, start, end int64) (*kgo.Record,
 	for span := int64(64); end > start; span = min(2*span, math.MaxInt64/4) {
 		from := max(start, end-span)
 		var found *kgo.Record
-		err := p.readTo(ctx, from, end, func(r *kgo.Record) error {
+		err := p.readTo(ctx, from, end, func() {}, func(r *kgo.Record) error {
 			found = r
 			return nil
 		})

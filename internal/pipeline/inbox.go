@@ -31,6 +31,7 @@ type inbox struct {
 
 	mu      sync.Mutex
 	session uint64 // batches of any other session are dropped
+	end     int64  // of the partition, as last delivered; -1 before
 	batches []batch
 	bytes   int
 	paused  bool
@@ -56,6 +57,7 @@ func (b *inbox) put(x batch) {
 		return // fetched before a rewind: another session's
 	}
 	b.batches = append(b.batches, x)
+	b.end = max(b.end, x.highWatermark)
 	b.bytes += x.bytes
 	if b.bytes > inboxHigh && !b.paused {
 		b.paused = true
@@ -66,6 +68,20 @@ func (b *inbox) put(x batch) {
 	case b.ready <- struct{}{}:
 	default:
 	}
+}
+
+// reach notes how far the partition goes, whether or not anything is delivered.
+func (b *inbox) reach(end int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.end = max(b.end, end)
+}
+
+// reached is the largest end that was heard of; -1 before the first.
+func (b *inbox) reached() int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.end
 }
 
 // take returns the oldest batch; false when there is none.

@@ -22,49 +22,60 @@ type lane struct {
 
 	inbox inbox
 
-	leave     chan struct{} // closed by end: finish what is in flight, then return
-	leaveOnce sync.Once
-	ctx       context.Context // ends when the time for that is up
-	cancel    context.CancelFunc
-	done      chan struct{} // closed by run
+	leave  context.Context // ends when the lane has to let go: finish what is in flight, then return
+	letGo  context.CancelFunc
+	ctx    context.Context // ends when the time for that is up
+	cancel context.CancelFunc
+	done   chan struct{} // closed by run
 
 	statusMu sync.Mutex
 	status   Status
 
-	counted int64 // entries of this lane in Pipeline.ids; owned by run
+	// Owned by run.
+	counted  int64 // entries of this lane in Pipeline.ids
+	failures int   // sessions that have failed since the lane last moved
+	retried  retried
 }
+
+// retried is what a lane remembers of an epoch that failed, for the next session.
+type retried struct {
+	rows []checkpoint.ExistingRow // that the ledger had and the dedup state did not
+	// The epoch with these rows ends where it ended before. Otherwise it would
+	// take in what has arrived since, and with it perhaps other ids of the kind,
+	// again and again.
+	upTo int64
+	// An epoch that failed is tried again with half of its records: a shard may
+	// be too slow for all of them. It grows again with each one that succeeds; 0
+	// is the configured bound.
+	maxRecords int64
+}
+
+// leastRecords is how far an epoch that fails is made smaller.
+const leastRecords = 100
 
 func newLane(p *Pipeline, partition int32) *lane {
 	id := checkpoint.Lane{Topic: p.cfg.Job.Topic, Partition: partition}
 	l := &lane{
 		p: p, id: id,
 		log:   p.cfg.Logger.With("lane", id.String()),
-		inbox: inbox{source: p.source, partition: partition, ready: make(chan struct{}, 1)},
-		leave: make(chan struct{}), done: make(chan struct{}),
+		inbox: inbox{source: p.source, partition: partition, end: -1, ready: make(chan struct{}, 1)},
+		done:  make(chan struct{}),
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())
-	l.status = Status{Lane: id, State: Recovering, Since: time.Now()}
+	l.leave, l.letGo = context.WithCancel(l.ctx)
+	l.status = Status{Lane: id, State: Recovering, Since: time.Now(), Moved: time.Now(), End: -1}
 	return l
 }
 
 // end has the lane let go and waits for it. When ctx ends, what is not decided
 // is dropped.
 func (l *lane) end(ctx context.Context) {
-	l.leaveOnce.Do(func() { close(l.leave) })
+	l.letGo()
 	select {
 	case <-l.done:
 	case <-ctx.Done():
 		l.cancel()
 		<-l.done // bounded: every wait of a cancelled session is
-	}
-}
-
-func (l *lane) leaving() bool {
-	select {
-	case <-l.leave:
-		return true
-	default:
-		return false
 	}
 }
 
@@ -75,78 +86,65 @@ func (l *lane) run() {
 	defer l.cancel()
 	defer l.countIDs(0)
 
-	// A lane that is not at work yet leaves at once: nothing of it is in flight.
-	opening, stopOpening := context.WithCancel(l.ctx)
-	defer stopOpening()
-	go func() {
-		select {
-		case <-l.leave:
-			stopOpening()
-		case <-l.done:
-		}
-	}()
-
-	var carry []checkpoint.ExistingRow // rows that the ledger had and the dedup state did not
-	for failures := 0; !l.leaving() && l.ctx.Err() == nil; {
+	for l.leave.Err() == nil {
 		began := time.Now()
-		err := l.session(opening, &carry)
+		err := l.session()
 		l.countIDs(0)
-		if l.leaving() || l.ctx.Err() != nil {
+		if l.leave.Err() != nil {
 			if err != nil {
-				l.log.Info("session ended while leaving", "err", err)
+				l.log.Warn("session ended while leaving: what it left is the next owner's", "err", err)
 			}
 			return
 		}
 		if time.Since(began) > time.Minute {
-			failures = 0
+			l.failures = 0
 		}
-		failures++
-		l.retry(err, failures)
+		l.failures++
+		l.retry(err)
 	}
 }
 
 // retry waits as the error asks for, or until the lane leaves.
-func (l *lane) retry(err error, failures int) {
-	wait := min(100*time.Millisecond<<min(failures-1, 6), 5*time.Second)
+func (l *lane) retry(err error) {
+	wait := min(100*time.Millisecond<<min(l.failures-1, 6), 5*time.Second)
 	wait = wait/2 + rand.N(wait/2+1)
 
-	var refused *checkpoint.Refusal
+	refused := checkpoint.AsRefusal(err)
 	var broken *checkpoint.InvariantError
 	var brokenState *dedup.InvariantError
 	switch {
-	case errors.As(err, &refused) && refused.Scope == checkpoint.EndsProcess:
+	case refused != nil && refused.Scope == checkpoint.EndsProcess:
 		l.log.Error("refused: the process ends", "reason", refused.Reason, "err", err)
-		l.setStopped(refused.Reason, err)
+		l.failed(Stopped, refused.Reason, err)
 		l.p.fail(refused)
 		wait = l.p.cfg.StoppedRetry
-	case errors.As(err, &refused):
-		l.log.Error("lane stopped", "reason", refused.Reason, "err", err, "looks_again_in", l.p.cfg.StoppedRetry)
-		l.setStopped(refused.Reason, err)
+	case refused != nil:
 		wait = l.p.cfg.StoppedRetry
+		l.log.Error("lane stopped", "reason", refused.Reason, "err", err, "looks_again_in", wait)
+		l.failed(Stopped, refused.Reason, err)
 	case errors.As(err, &broken), errors.As(err, &brokenState):
-		l.log.Error("lane stopped: an invariant is broken; nothing was guessed", "err", err, "looks_again_in", l.p.cfg.StoppedRetry)
-		l.setStopped(checkpoint.ReasonInvariant, err)
 		wait = l.p.cfg.StoppedRetry
+		l.log.Error("lane stopped: an invariant is broken; nothing was guessed", "reason", checkpoint.ReasonInvariant, "err", err, "looks_again_in", wait)
+		l.failed(Stopped, checkpoint.ReasonInvariant, err)
 	case errors.Is(err, checkpoint.ErrNotAssigned), errors.Is(err, checkpoint.ErrSuperseded):
 		// The group will tell; if it does not, the lane is still ours.
 		l.log.Info("session ended", "err", err, "next_in", wait)
-		l.setState(Recovering)
+		l.failed(Recovering, "", err)
 	default:
-		l.log.Warn("session ended, a new one recovers", "err", err, "next_in", wait)
-		l.setState(Recovering)
+		l.log.Warn("session ended, a new one recovers", "err", err, "failures", l.failures, "next_in", wait)
+		l.failed(Recovering, "", err)
 	}
 	t := time.NewTimer(wait)
 	defer t.Stop()
 	select {
 	case <-t.C:
-	case <-l.leave:
-	case <-l.ctx.Done():
+	case <-l.leave.Done():
 	}
 }
 
 // session is one session: recover (S0 to S5), start the stream (S6), work until
 // the first error or until the lane leaves.
-func (l *lane) session(opening context.Context, carry *[]checkpoint.ExistingRow) (err error) {
+func (l *lane) session() (err error) {
 	defer func() {
 		// The dedup state says by a panic that what it was told can't be.
 		switch p := recover().(type) {
@@ -159,7 +157,8 @@ func (l *lane) session(opening context.Context, carry *[]checkpoint.ExistingRow)
 	}()
 	cfg := &l.p.cfg
 	state := dedup.New()
-	s, err := checkpoint.Open(opening, cfg.Job, l.id, func() bool { return l.p.source.Assigned(l.id.Partition) }, restorer{state})
+	// A lane that is not at work yet leaves at once: nothing of it is in flight.
+	s, err := checkpoint.Open(l.leave, cfg.Job, l.id, func() bool { return l.p.source.Assigned(l.id.Partition) }, restorer{state})
 	if err != nil {
 		return fmt.Errorf("start a session: %w", err)
 	}
@@ -174,8 +173,9 @@ func (l *lane) session(opening context.Context, carry *[]checkpoint.ExistingRow)
 	l.p.source.Start(l.id.Partition, number, d.Next, d.LeaderEpoch)
 	defer l.p.source.Stop(l.id.Partition)
 	l.running(s.Incarnation(), &d)
+	l.log.Info("lane running", "incarnation", s.Incarnation(), "seq", d.Seq, "next_offset", d.Next)
 
-	return newWork(l, s, state, carry).run() //nolint:contextcheck // it works in the lane's own context
+	return newWork(l, s, state).run() //nolint:contextcheck // it works in the lane's own context
 }
 
 // restorer gives the dedup state the protocol's error for unknown versions.

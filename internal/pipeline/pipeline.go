@@ -38,7 +38,12 @@ type Config struct {
 	StoppedRetry time.Duration // after which a stopped lane looks again
 	IdleMove     time.Duration // after which an idle lane's offset follows a tail without records
 
-	Now    func() time.Time // the clock for in_future; never for lateness
+	Now func() time.Time // the clock for in_future; never for lateness
+
+	// UnknownFields, if set, is told how many fields of a message no rule knows,
+	// once for each time that the message is read.
+	UnknownFields func(n int64)
+
 	Logger *slog.Logger
 }
 
@@ -61,8 +66,10 @@ type Source interface {
 	SkipTail(ctx context.Context, partition int32, from int64) (int64, error)
 }
 
-// Pipeline runs the lanes of this process. The group's callbacks (Assigned,
-// Revoked, Lost, Deliver, Failed) may come from any goroutine.
+// Pipeline runs the lanes of this process. Assigned, Revoked and Lost come one
+// at a time, as the group says them: Revoked and Lost return when the lanes have
+// ended, so that a lane that is assigned again never has two owners here. The
+// rest may come from any goroutine, at any time.
 type Pipeline struct {
 	cfg    Config
 	source Source
@@ -105,12 +112,14 @@ func (p *Pipeline) Assigned(partitions []int32) {
 		p.lanes[n] = l
 		go l.run()
 	}
+	p.cfg.Logger.Info("lanes assigned", "partitions", partitions)
 }
 
 // Revoked has the lanes let go and returns when they have. Each finishes the
 // epoch in flight if it can before ctx ends, and drops what it was filling.
 func (p *Pipeline) Revoked(ctx context.Context, partitions []int32) {
 	p.release(ctx, p.take(partitions))
+	p.cfg.Logger.Info("lanes given up", "partitions", partitions)
 }
 
 // Lost ends the lanes at once: they are somebody else's already.
@@ -118,6 +127,7 @@ func (p *Pipeline) Lost(partitions []int32) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	p.release(ctx, p.take(partitions))
+	p.cfg.Logger.Warn("lanes lost: the group has thrown this instance out", "partitions", partitions)
 }
 
 // Drain lets go of all lanes, as Revoked does, and starts none any more.
@@ -139,8 +149,7 @@ func (p *Pipeline) take(partitions []int32) []*lane {
 	for _, n := range partitions {
 		if l := p.lanes[n]; l != nil {
 			lanes = append(lanes, l)
-			// It stays in the map until it has ended: a second Assigned meanwhile
-			// can't start a second owner of the lane in this process.
+			// It stays in the map, for health to see, until it has ended.
 		}
 	}
 	return lanes
@@ -166,6 +175,16 @@ func (p *Pipeline) release(ctx context.Context, lanes []*lane) {
 func (p *Pipeline) Deliver(partition int32, session uint64, records []event.Record, bytes int, highWatermark int64) {
 	if l := p.lane(partition); l != nil {
 		l.inbox.put(batch{session: session, records: records, bytes: bytes, highWatermark: highWatermark})
+	}
+}
+
+// Reach tells how far partitions go, for the lag: a lane that takes nothing
+// hears nothing of its end.
+func (p *Pipeline) Reach(ends map[int32]int64) {
+	for n, end := range ends {
+		if l := p.lane(n); l != nil {
+			l.inbox.reach(end)
+		}
 	}
 }
 

@@ -10,18 +10,26 @@ import (
 // take gives one record its outcome: applied, duplicate, conflict or rejected.
 // latest is the largest event time that is not in the future, µs since 1970.
 func (w *work) take(r *event.Record, latest int64) error {
+	if r.Control {
+		// It moves the position only; an idle lane may have looked past it.
+		if r.Offset >= w.position {
+			w.position, w.leaderEpoch = r.Offset+1, r.LeaderEpoch
+		}
+		return nil
+	}
 	if r.Offset < w.position {
 		return &checkpoint.InvariantError{What: fmt.Sprintf("offset %d delivered after %d", r.Offset, w.position-1)}
 	}
 	w.position, w.leaderEpoch = r.Offset+1, r.LeaderEpoch
-	if r.Control {
-		return nil // moves the position only
-	}
 
 	e := &w.event
 	if rejection := w.decoder.Decode(r, e); rejection != nil {
 		w.epoch.Reject(r, rejection.Reason, rejection.Detail)
 		return nil
+	}
+
+	if n := int64(e.UnknownFields); n > 0 && w.cfg.UnknownFields != nil {
+		w.cfg.UnknownFields(n)
 	}
 
 	// Time before dedup: an id may be forgotten exactly when its event can no

@@ -18,26 +18,46 @@ const (
 	Stopped    State = "stopped" // refused; it looks again every minute
 )
 
+// PausedByMaxIDs is why a lane is paused.
+const PausedByMaxIDs = "max-ids"
+
 // Status is a lane as health, metrics and logs show it.
 type Status struct {
-	Lane        checkpoint.Lane
-	State       State
-	Since       time.Time // of this state
-	Reason      string    // of a stopped or paused lane
-	Message     string    // likewise, with the next step
-	Incarnation int64
-	Seq         int64     // of the last decision
-	Next        int64     // its offset
-	StreamTime  time.Time // largest event time applied; zero before the first
-	Decided     time.Time // when the last decision was made or found
-	Position    int64     // offset behind the last record taken
-	End         int64     // of the partition, as last delivered; -1 before
-	IDs         int64     // dedup entries
-	InFlight    bool      // an epoch is between its barrier and its last commit
+	Lane         checkpoint.Lane
+	State        State
+	Since        time.Time // of this state
+	Reason       string    // of a stopped or paused lane
+	Message      string    // likewise, with the next step
+	Failures     int       // sessions that have failed since the lane last moved
+	LastError    string    // of the last one; "" once the lane has moved
+	Incarnation  int64
+	Seq          int64     // of the last decision
+	Next         int64     // its offset
+	StreamTime   time.Time // largest event time applied; zero before the first
+	Moved        time.Time // when a decision last moved the lane; before the first, when it was assigned
+	Pending      bool      // records were taken that are not decided
+	PendingSince time.Time // since when without a pause
+	Position     int64     // offset behind the last record taken
+	End          int64     // of the partition, as last heard of; -1 before
+	IDs          int64     // dedup entries
+	InFlight     bool      // an epoch is between its barrier and its last commit
 }
 
 // Behind is the number of offsets that are not decided; 0 when unknown.
 func (s *Status) Behind() int64 { return max(0, s.End-s.Next) }
+
+// Stalled is for how long the lane has had records to decide and decided
+// nothing.
+func (s *Status) Stalled() time.Duration {
+	if !s.Pending {
+		return 0
+	}
+	since := s.Moved
+	if s.PendingSince.After(since) {
+		since = s.PendingSince
+	}
+	return time.Since(since)
+}
 
 // Status returns all lanes of this process, by partition.
 func (p *Pipeline) Status() []Status {
@@ -50,8 +70,10 @@ func (p *Pipeline) Status() []Status {
 	out := make([]Status, 0, len(lanes))
 	for _, l := range lanes {
 		l.statusMu.Lock()
-		out = append(out, l.status)
+		st := l.status
 		l.statusMu.Unlock()
+		st.End = l.inbox.reached()
+		out = append(out, st)
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].Lane.Partition < out[j].Lane.Partition })
 	return out
@@ -63,33 +85,44 @@ func (l *lane) update(fn func(s *Status)) {
 	fn(&l.status)
 }
 
-func (l *lane) setState(state State) {
+// enter begins a state.
+func (s *Status) enter(state State, reason, message string) {
+	if s.State != state {
+		s.State, s.Since = state, time.Now()
+	}
+	s.Reason, s.Message = reason, message
+}
+
+// failed notes a session's end.
+func (l *lane) failed(state State, reason string, err error) {
 	l.update(func(s *Status) {
-		if s.State != state {
-			s.State, s.Since = state, time.Now()
-		}
-		s.Reason, s.Message, s.InFlight = "", "", false
+		s.enter(state, reason, err.Error())
+		s.Failures, s.LastError = l.failures, err.Error()
+		s.InFlight = false
 	})
 }
 
-func (l *lane) setStopped(reason string, err error) {
-	l.setState(Stopped)
-	l.update(func(s *Status) { s.Reason, s.Message = reason, err.Error() })
-}
-
+// running notes that a session has recovered. The lane has not moved by that:
+// one that recovers again and again gets nowhere.
 func (l *lane) running(incarnation int64, d *checkpoint.Decision) {
-	l.setState(Running)
 	l.update(func(s *Status) {
-		s.Incarnation, s.Position, s.End = incarnation, d.Next, -1
-		s.decided(d)
+		s.enter(Running, "", "")
+		s.Incarnation, s.Position = incarnation, d.Next
+		s.found(d)
 	})
 }
 
-func (s *Status) decided(d *checkpoint.Decision) {
-	s.Seq, s.Next, s.Decided = d.Seq, d.Next, time.Now()
+func (s *Status) found(d *checkpoint.Decision) {
+	s.Seq, s.Next = d.Seq, d.Next
 	if d.StreamTime != 0 {
 		s.StreamTime = time.UnixMicro(d.StreamTime).UTC()
 	}
+}
+
+// moved notes a decision of this session.
+func (s *Status) moved(d *checkpoint.Decision) {
+	s.found(d)
+	s.Moved, s.Failures, s.LastError = time.Now(), 0, ""
 }
 
 // micros formats µs since 1970 for people.

@@ -23,10 +23,9 @@ const idsRecheck = time.Second
 // work is one session's stream: records in, epochs out. Everything but the
 // fields that say otherwise belongs to the goroutine that called run.
 type work struct {
-	l     *lane
-	cfg   *Config
-	s     *checkpoint.Session // of the committer and the sweeper
-	carry *[]checkpoint.ExistingRow
+	l   *lane
+	cfg *Config
+	s   *checkpoint.Session // of the committer and the sweeper
 
 	decoder *event.Decoder
 	event   event.Event // reused for every record
@@ -44,26 +43,28 @@ type work struct {
 	jobs     chan job    // cap 1: one epoch in flight; closed by run
 	results  chan result // cap 1: so that the committer never waits for us
 	inFlight bool
+	decided  time.Time // when the last decision was made, or the session began
 	barrier  *time.Timer
 	armed    bool // the barrier's timer runs: the epoch has its first record
 	due      bool // the barrier's time has come
 	waiting  bool // for room under dedup.max_ids
 }
 
-// job is what the committer does with the session, one at a time. It returns
-// the position that it found, 0 for none.
-type job func(ctx context.Context) (position int64, err error)
+// job is what the committer does with the session, one at a time: an epoch, or
+// an idle lane's look behind its last record.
+type job func(ctx context.Context) result
 
 type result struct {
-	position int64
+	epoch    *checkpoint.Epoch // that was to be committed; nil for an idle lane's look
+	position int64             // that an idle lane has moved to; 0 for none
 	err      error
 }
 
-func newWork(l *lane, s *checkpoint.Session, state *dedup.State, carry *[]checkpoint.ExistingRow) *work {
+func newWork(l *lane, s *checkpoint.Session, state *dedup.State) *work {
 	cfg := &l.p.cfg
 	d := s.Decision()
 	w := &work{
-		l: l, cfg: cfg, s: s, carry: carry, state: state,
+		l: l, cfg: cfg, s: s, state: state,
 		decoder:    event.NewDecoder(cfg.Decoder),
 		streamTime: d.StreamTime, forgottenBefore: d.ForgottenBefore,
 		position: d.Next, leaderEpoch: d.LeaderEpoch,
@@ -73,10 +74,12 @@ func newWork(l *lane, s *checkpoint.Session, state *dedup.State, carry *[]checkp
 		jobs:    make(chan job, 1),
 		results: make(chan result, 1),
 		barrier: time.NewTimer(time.Hour),
+		decided: time.Now(),
 	}
 	w.barrier.Stop()
 	w.moveHorizon()
-	w.adopt(*carry)
+	w.adopt(l.retried.rows)
+	w.countIDs() // what was restored counts before the first record does
 	return w
 }
 
@@ -121,6 +124,7 @@ func (w *work) run() error {
 			return err
 		}
 		w.cut()
+		w.tell()
 
 		ready := w.l.inbox.ready
 		if !w.room() {
@@ -134,7 +138,7 @@ func (w *work) run() error {
 			}
 		case <-w.barrier.C:
 			w.armed, w.due = false, true
-		case <-recheck.C: // fill looks at dedup.max_ids again
+		case <-recheck.C: // other lanes may have made room under dedup.max_ids
 		case <-idle.C:
 			w.idle()
 		case err := <-swept:
@@ -142,7 +146,7 @@ func (w *work) run() error {
 				err = ctx.Err()
 			}
 			return err
-		case <-w.l.leave:
+		case <-w.l.leave.Done():
 			return w.finish()
 		case <-ctx.Done():
 			return ctx.Err()
@@ -161,7 +165,6 @@ func (w *work) fill() error {
 			return w.unreadable(b.err)
 		}
 		w.rest = b.records
-		w.l.update(func(s *Status) { s.End = max(s.End, b.highWatermark) })
 	}
 	if len(w.rest) == 0 {
 		return nil
@@ -174,6 +177,9 @@ func (w *work) fill() error {
 		}
 		if w.full() {
 			w.cut() // not in flight: an empty epoch goes on at once
+		}
+		if i%countEvery == 0 {
+			w.countIDs()
 		}
 	}
 	w.rest = w.rest[i:]
@@ -191,39 +197,57 @@ func (w *work) fill() error {
 		}
 		failpoint.Hit(failpoint.Polled, 0)
 	}
-	w.l.countIDs(int64(w.state.Len()))
-	w.l.update(func(s *Status) { s.Position, s.IDs = w.position, int64(w.state.Len()) })
+	w.countIDs()
 	return nil
 }
 
+// countEvery is after how many records the ids are counted: all lanes share the
+// counter.
+const countEvery = 64
+
+// countIDs keeps what dedup.max_ids is held against.
+func (w *work) countIDs() { w.l.countIDs(int64(w.state.Len())) }
+
 // full: the epoch has come to its bound.
 func (w *work) full() bool {
-	return w.epoch.Counts.In >= int64(w.cfg.MaxRecords) || w.epoch.Bytes >= w.cfg.MaxBytes
+	in := w.epoch.Counts.In
+	return in >= w.maxRecords() || w.epoch.Bytes >= w.cfg.MaxBytes || in > 0 && w.position == w.l.retried.upTo
+}
+
+func (w *work) maxRecords() int64 {
+	if n := w.l.retried.maxRecords; n > 0 {
+		return n
+	}
+	return int64(w.cfg.MaxRecords)
 }
 
 // room: another record may be taken. The epoch that is full waits for the one
 // in flight, and ids need room in memory.
-func (w *work) room() bool {
-	if w.full() {
-		return false
-	}
-	over := w.l.p.ids.Load() >= w.cfg.MaxIDs
+func (w *work) room() bool { return !w.full() && !w.overMaxIDs() }
+
+func (w *work) overMaxIDs() bool { return w.l.p.ids.Load() >= w.cfg.MaxIDs }
+
+// tell keeps the lane's status, and says when it pauses and goes on.
+func (w *work) tell() {
+	pending := w.inFlight || !w.epoch.Empty() || len(w.rest) > 0
+	over := w.overMaxIDs()
 	if over != w.waiting {
 		w.waiting = over
-		w.maxIDs(over)
+		if over {
+			msg := fmt.Sprintf("this instance holds %d ids, dedup.max_ids allows %d. Next step: raise it (about 60 bytes of memory an id), or add instances", w.l.p.ids.Load(), w.cfg.MaxIDs)
+			w.l.log.Error("lane paused", "reason", PausedByMaxIDs, "err", msg)
+			w.l.update(func(s *Status) { s.enter(Paused, PausedByMaxIDs, msg) })
+		} else {
+			w.l.log.Info("lane goes on", "reason", PausedByMaxIDs)
+			w.l.update(func(s *Status) { s.enter(Running, "", "") })
+		}
 	}
-	return !w.waiting
-}
-
-func (w *work) maxIDs(over bool) {
-	if !over {
-		w.l.log.Info("lane goes on", "reason", "max-ids")
-		w.l.update(func(s *Status) { s.State, s.Since, s.Reason, s.Message = Running, time.Now(), "", "" })
-		return
-	}
-	msg := fmt.Sprintf("this instance holds %d ids, dedup.max_ids allows %d. Next step: raise it (about 60 bytes of memory an id), or add instances", w.l.p.ids.Load(), w.cfg.MaxIDs)
-	w.l.log.Error("lane paused", "reason", "max-ids", "err", msg)
-	w.l.update(func(s *Status) { s.State, s.Since, s.Reason, s.Message = Paused, time.Now(), "max-ids", msg })
+	w.l.update(func(s *Status) {
+		if pending && !s.Pending {
+			s.PendingSince = time.Now()
+		}
+		s.Pending, s.Position, s.IDs = pending, w.position, w.l.counted
+	})
 }
 
 // cut is C1: when a barrier is due and nothing is in flight, the epoch is frozen
@@ -244,28 +268,29 @@ func (w *work) cut() {
 	w.epoch = epoch.Next()
 	w.armed, w.due = false, false
 	w.barrier.Stop()
-	w.send(func(ctx context.Context) (int64, error) {
+	w.countIDs() // freezing may have dropped what is forgotten
+	w.l.update(func(s *Status) { s.InFlight = true })
+	w.send(func(ctx context.Context) result {
 		chunks := adds.Chunks(chunkBytes)
 		e.Chunks = make([]checkpoint.Chunk, len(chunks))
 		for i, c := range chunks {
 			e.Chunks[i] = checkpoint.Chunk{BucketEnd: c.BucketEnd, Data: c.Data}
 		}
-		return 0, w.s.Checkpoint(ctx, e)
+		return result{epoch: e, err: w.s.Checkpoint(ctx, e)}
 	})
 }
 
 func (w *work) send(j job) {
 	w.inFlight = true
-	w.l.update(func(s *Status) { s.InFlight = true })
 	w.jobs <- j // cap 1 and nothing in flight: never blocks
 }
 
 // commitJobs is the committer: the only user of the session besides the sweep.
 func (w *work) commitJobs(ctx context.Context) {
 	for j := range w.jobs {
-		position, err := j(ctx)
-		w.results <- result{position, err}
-		if err != nil {
+		r := j(ctx)
+		w.results <- r
+		if r.err != nil {
 			return
 		}
 	}
@@ -274,51 +299,67 @@ func (w *work) commitJobs(ctx context.Context) {
 // done takes the committer's result.
 func (w *work) done(r result) error {
 	w.inFlight = false
-	var exist *checkpoint.RowsExistError
-	if errors.As(r.err, &exist) {
-		*w.carry = append(*w.carry, exist.Entries...)
-		if f := w.cfg.Job.Listener.Net; f != nil {
-			f(w.l.id, "ledger", r.err)
-		}
-	}
+	w.l.update(func(s *Status) { s.InFlight = false })
 	if r.err != nil {
+		if r.epoch != nil {
+			w.failed(r.epoch, r.err)
+		}
 		return r.err
 	}
-	*w.carry = nil
+	if r.epoch != nil {
+		w.l.retried = retried{maxRecords: w.l.retried.maxRecords * 2}
+		if w.l.retried.maxRecords >= int64(w.cfg.MaxRecords) {
+			w.l.retried.maxRecords = 0
+		}
+	}
 	w.position = max(w.position, r.position)
-	d := w.s.Decision()
-	w.l.update(func(s *Status) {
-		s.InFlight = false
-		s.decided(&d)
-		s.Position = w.position
-	})
+	if r.epoch != nil || r.position > 0 {
+		d := w.s.Decision()
+		w.decided = time.Now()
+		w.l.failures = 0
+		w.l.update(func(s *Status) { s.moved(&d) })
+	}
 	return nil
+}
+
+// failed remembers what the next session needs to do better with the epoch.
+func (w *work) failed(e *checkpoint.Epoch, err error) {
+	found := checkpoint.EveryRowsExist(err)
+	for _, exist := range found {
+		w.l.retried.rows = append(w.l.retried.rows, exist.Entries...)
+		if f := w.cfg.Job.Listener.Net; f != nil {
+			f(w.l.id, "ledger", exist)
+		}
+	}
+	if len(found) > 0 {
+		w.l.retried.upTo = e.Next
+		return
+	}
+	if errors.Is(err, context.DeadlineExceeded) && w.l.ctx.Err() == nil {
+		w.l.retried.maxRecords = max(e.Counts.In/2, leastRecords)
+		w.l.log.Warn("an epoch took too long: the next ones are smaller", "records", e.Counts.In, "next", w.l.retried.maxRecords)
+	}
 }
 
 // idle moves the offset of a lane that has had no records for a while.
 func (w *work) idle() {
-	d := w.s.Decision()
-	if w.inFlight || !w.epoch.Empty() || len(w.rest) > 0 || time.Since(w.decided()) < w.cfg.IdleMove {
+	if w.inFlight || !w.epoch.Empty() || len(w.rest) > 0 || time.Since(w.decided) < w.cfg.IdleMove {
 		return
 	}
-	from := w.position
-	w.send(func(ctx context.Context) (int64, error) {
+	from, decided := w.position, w.s.Decision()
+	w.send(func(ctx context.Context) result {
 		next, err := w.l.p.source.SkipTail(ctx, w.l.id.Partition, from)
 		if err != nil {
-			w.l.log.Warn("can't look behind the last record", "err", err)
+			if ctx.Err() == nil {
+				w.l.log.Warn("can't look behind the last record", "err", err)
+			}
 			next = from
 		}
-		if next <= d.Next {
-			return 0, nil
+		if next <= decided.Next {
+			return result{}
 		}
-		return next, w.s.Advance(ctx, next)
+		return result{position: next, err: w.s.Advance(ctx, next)}
 	})
-}
-
-func (w *work) decided() time.Time {
-	w.l.statusMu.Lock()
-	defer w.l.statusMu.Unlock()
-	return w.l.status.Decided
 }
 
 // finish ends the session while the lane leaves: what is in flight is waited
@@ -331,14 +372,8 @@ func (w *work) finish() error {
 	return w.done(<-w.results)
 }
 
-// unreadable: the partition can't be read on from the lane's offset. The lane
-// never jumps.
+// unreadable: the partition can't be read on from the lane's offset. What the
+// source calls a refusal stops the lane: it never jumps. The rest may heal.
 func (w *work) unreadable(err error) error {
-	var refused *checkpoint.Refusal
-	if errors.As(err, &refused) {
-		return err
-	}
-	return &checkpoint.Refusal{Reason: checkpoint.ReasonOffsetOutOfRange, What: w.l.id.String(),
-		Wrong: fmt.Sprintf("the partition can't be read from offset %d on", w.position),
-		Next:  "were messages deleted or lost? See the runbook", Err: err}
+	return fmt.Errorf("read from offset %d on: %w", w.position, err)
 }

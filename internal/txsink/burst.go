@@ -12,8 +12,15 @@ import (
 )
 
 // ErrCompareAndSet says that the lane's row was not the one that this epoch
-// follows on. It is a net: under the protocol it never decides.
+// follows on. It is a net, and comes within a *checkpoint.NetError: under the
+// protocol it never decides.
 var ErrCompareAndSet = errors.New("the lane's row is not that of the epoch before")
+
+// The nets of this package, as checkpoint.NetError names them.
+const (
+	netCompareAndSet = "compare-and-set"
+	netEpochKey      = "epoch-key"
+)
 
 // cleanup bounds what follows a burst: it must also be tried when the burst's
 // own time is over.
@@ -73,12 +80,8 @@ func (s *shard) Prepare(ctx context.Context, b *checkpoint.Branch) error {
 	if !gone {
 		return err
 	}
-	if errors.Is(err, errLedgerRows) && isAnswer(err, errDuplicate) {
-		found, ferr := s.existing(ctx, b, part)
-		if ferr == nil && len(found) > 0 {
-			return &checkpoint.RowsExistError{Shard: s.name, Entries: found}
-		}
-		err = errors.Join(err, ferr)
+	if isAnswer(err, errDuplicate) {
+		return s.twice(ctx, b, part, err)
 	}
 	return notBegun(err)
 }
@@ -88,18 +91,27 @@ func notBegun(err error) error {
 	return fmt.Errorf("%w: %w", checkpoint.ErrRolledBack, err)
 }
 
+// bug is for what no server and no message can bring about: it would be the same
+// again with the next try, so the lane stops.
+func (s *shard) bug(format string, args ...any) error {
+	return broken("shard %s: %s", s.name, fmt.Sprintf(format, args...))
+}
+
 // part is this shard's share of the epoch, after what would be our own bug.
 func (s *shard) part(b *checkpoint.Branch) (*aggregate.Part, error) {
 	epoch, ok := b.Contents.(*aggregate.Epoch)
-	if !ok || s.number >= len(epoch.Parts) {
-		return nil, fmt.Errorf("epoch %d of %s has no part for shard %d: %T", b.Seq, b.Lane, s.number, b.Contents)
+	if !ok {
+		return nil, s.bug("epoch %d of %s: its contents are %T", b.Seq, b.Lane, b.Contents)
+	}
+	if len(epoch.Parts) != len(s.cfg.Shards) {
+		return nil, s.bug("epoch %d of %s is made for %d shards, there are %d", b.Seq, b.Lane, len(epoch.Parts), len(s.cfg.Shards))
 	}
 	part := &epoch.Parts[s.number]
 	var totals, sums int64
 	for key, total := range part.Totals {
 		totals += total.Entries
 		if key.WindowStart%1e6 != 0 {
-			return nil, fmt.Errorf("epoch %d of %s: a window begins at %d µs: windows are whole seconds", b.Seq, b.Lane, key.WindowStart)
+			return nil, s.bug("epoch %d of %s: a window begins at %d µs: windows are whole seconds", b.Seq, b.Lane, key.WindowStart)
 		}
 	}
 	for _, sum := range part.Sums {
@@ -110,7 +122,7 @@ func (s *shard) part(b *checkpoint.Branch) (*aggregate.Part, error) {
 		ledger = 0
 	}
 	if totals != part.Applied || sums != part.Applied || int64(len(part.Ledger)) != ledger {
-		return nil, fmt.Errorf("epoch %d of %s: %d entries are applied on shard %d, but the totals have %d, the sums %d, the ledger %d (enabled: %t)",
+		return nil, s.bug("epoch %d of %s: %d entries are applied on shard %d, but the totals have %d, the sums %d, the ledger %d (enabled: %t)",
 			b.Seq, b.Lane, part.Applied, s.number, totals, sums, len(part.Ledger), s.cfg.LedgerEnabled)
 	}
 	return part, nil
@@ -180,7 +192,7 @@ func (s *shard) write(ctx context.Context, c *conn, w *writer, part *aggregate.P
 	if err := w.rejects(ctx, part.Rejects); err != nil {
 		return err
 	}
-	if err := w.totals(ctx, part.Totals); err != nil {
+	if err := w.totals(ctx, part.Totals, part.Ledger); err != nil {
 		return err
 	}
 	if err := w.sums(ctx, part.Sums); err != nil {
@@ -236,5 +248,5 @@ func (w *writer) compareAndSet(ctx context.Context, c *conn) error {
 	} else if ok {
 		has = fmt.Sprintf("is at epoch %d of incarnation %d, next offset %d", row.Seq, row.Incarnation, row.Next)
 	}
-	return fmt.Errorf("%w: epoch %d of incarnation %d (%s): the lane %s", ErrCompareAndSet, b.Seq, b.Incarnation, w.where(t), has)
+	return &checkpoint.NetError{Net: netCompareAndSet, Err: fmt.Errorf("%w: epoch %d of incarnation %d (%s): the lane %s", ErrCompareAndSet, b.Seq, b.Incarnation, w.where(t), has)}
 }

@@ -14,28 +14,33 @@ import (
 // usable. It returns nil; or all refusals, each a *checkpoint.Refusal, joined;
 // or, where a server can't be reached, a plain error: wait and call it again.
 // It changes nothing, unless the operator accepts another server by name: that
-// server is then the recorded one.
+// server is then the recorded one, once no shard refuses any more.
 func (s *Sink) Check(ctx context.Context) error {
 	var problems []error
 	metas := make([]*meta, len(s.shards))
-	found := make([]*known, len(s.shards))
+	here := make([]string, len(s.shards)) // @@server_uuid
 	for i, sh := range s.shards {
-		m, k, err := sh.check(ctx, len(s.shards))
+		m, server, err := sh.check(ctx, len(s.shards))
 		if err != nil {
 			problems = append(problems, err)
 			continue
 		}
-		metas[i], found[i] = m, k
+		metas[i], here[i] = m, server
 	}
 	problems = append(problems, oneSet(s.shards, metas)...)
 	if len(problems) > 0 {
 		return errors.Join(problems...)
 	}
+	for i, sh := range s.shards {
+		if err := sh.recordServer(ctx, metas[i], here[i]); err != nil {
+			return err
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.set = metas[0].set
 	for i, sh := range s.shards {
-		sh.known.Store(found[i])
+		sh.known.Store(&known{set: s.set, server: here[i]})
 	}
 	return nil
 }
@@ -58,24 +63,27 @@ func oneSet(shards []*shard, metas []*meta) (problems []error) {
 	return problems
 }
 
-// check is Check on one shard.
-func (s *shard) check(ctx context.Context, count int) (*meta, *known, error) {
+// check is Check on one shard; it only looks. here is @@server_uuid: the
+// recorded one, or one that the operator accepts.
+func (s *shard) check(ctx context.Context, count int) (m *meta, here string, err error) {
 	v, err := s.look(ctx)
 	if err != nil {
-		return nil, nil, s.failed(err)
+		return nil, "", s.failed(err)
 	}
 	if err := v.productProblem(s.name); err != nil {
-		return nil, nil, err
+		return nil, "", err
 	}
 	c, err := s.db.Conn(ctx)
 	if err != nil {
-		return nil, nil, s.failed(fmt.Errorf("connect: %w", err))
+		return nil, "", s.failed(fmt.Errorf("connect: %w", err))
 	}
 	defer c.Close()
 
 	problems := v.settingsProblems(s.name)
-	if _, err := listed(ctx, c); err != nil {
+	if xids, err := listed(ctx, c); err != nil {
 		problems = append(problems, s.xaProblem(ctx, c, err))
+	} else {
+		s.formats.warn(s.cfg.Logger, s.name, xids)
 	}
 	readOnly := v.readOnlyProblem(s.name)
 	if readOnly != nil {
@@ -83,39 +91,42 @@ func (s *shard) check(ctx context.Context, count int) (*meta, *known, error) {
 	}
 	missing, err := s.tablesProblem(ctx, c)
 	if err != nil {
-		return nil, nil, errors.Join(append(problems, err)...)
+		return nil, "", errors.Join(append(problems, err)...)
 	}
 	if missing == nil {
 		missing, err = s.schemaProblem(ctx, c)
 		if err != nil {
-			return nil, nil, errors.Join(append(problems, err)...)
+			return nil, "", errors.Join(append(problems, err)...)
 		}
 	}
+	here = v.vars["server_uuid"]
 	if missing != nil {
-		return nil, nil, errors.Join(append(problems, missing)...)
+		problems = append(problems, missing)
+		// An update and a failover may come together. Tables of another version may
+		// have another billing_meta: what can't be read now is looked at by migrate.
+		if m, ok, err := readMeta(ctx, c); err == nil && ok {
+			problems = append(problems, s.serverProblems(m, here)...)
+		}
+		return nil, "", errors.Join(problems...)
 	}
 	for _, statement := range neededRights {
 		if _, err := c.ExecContext(ctx, statement); err != nil {
-			return nil, nil, errors.Join(append(problems, s.failed(err))...)
+			return nil, "", errors.Join(append(problems, s.failed(err))...)
 		}
 	}
 	m, ok, err := readMeta(ctx, c)
 	switch {
 	case err != nil:
-		return nil, nil, errors.Join(append(problems, s.failed(err))...)
+		return nil, "", errors.Join(append(problems, s.failed(err))...)
 	case !ok:
-		return nil, nil, errors.Join(append(problems, s.pending("billing_meta has no row: migrate was broken off"))...)
+		return nil, "", errors.Join(append(problems, s.pending("billing_meta has no row: migrate was broken off"))...)
 	}
 	problems = append(problems, s.metaProblems(m, count)...)
-	if here := v.vars["server_uuid"]; len(problems) == 0 && m.server != here {
-		if err := s.acceptServer(ctx, c, m, here); err != nil {
-			problems = append(problems, err)
-		}
-	}
+	problems = append(problems, s.serverProblems(m, here)...)
 	if len(problems) > 0 {
-		return nil, nil, errors.Join(problems...)
+		return nil, "", errors.Join(problems...)
 	}
-	return m, &known{set: m.set, server: m.server}, nil
+	return m, here, nil
 }
 
 // failed names the shard, and turns a missing right into a refusal.
@@ -196,22 +207,36 @@ func (s *shard) metaProblems(m *meta, count int) (problems []error) {
 	return problems
 }
 
-// acceptServer records another server if the operator has accepted it.
-func (s *shard) acceptServer(ctx context.Context, c *sql.Conn, m *meta, here string) error {
-	if s.cfg.Accept == nil || !s.cfg.Accept(checkpoint.ReasonServerChanged, s.name) {
-		return serverChanged(s.name, m.server, here)
+// serverProblems refuse another server than the recorded one, unless the
+// operator accepts it.
+func (s *shard) serverProblems(m *meta, here string) []error {
+	if m.server == here || s.cfg.Accept != nil && s.cfg.Accept(checkpoint.ReasonServerChanged, s.name) {
+		return nil
+	}
+	return []error{serverChanged(s.name, m.server, here)}
+}
+
+// recordServer records the accepted server; it does nothing where that is the
+// recorded one. After an error it may be done or not: it can be tried again.
+func (s *shard) recordServer(ctx context.Context, m *meta, here string) error {
+	if m.server == here {
+		return nil
 	}
 	was := m.server
-	m.server = here
-	m.checksum = metaChecksum(m)
-	result, err := c.ExecContext(ctx, "UPDATE billing_meta SET server_uuid = "+hexLiteral(here)+", checksum = "+hexLiteral(m.checksum[:])+
-		" WHERE id = 1 AND server_uuid = "+hexLiteral(was))
+	now := *m
+	now.server = here
+	now.checksum = metaChecksum(&now)
+	// The server that was looked at is the one that is written to, whatever is
+	// behind the address by now.
+	result, err := s.db.ExecContext(ctx, "UPDATE billing_meta SET server_uuid = "+hexLiteral(here)+", checksum = "+hexLiteral(now.checksum[:])+
+		" WHERE id = 1 AND server_uuid = "+hexLiteral(was)+" AND @@server_uuid = "+hexLiteral(here))
 	if err != nil {
 		return s.failed(fmt.Errorf("record the accepted server: %w", err))
 	}
 	if n, err := result.RowsAffected(); err != nil || n != 1 {
 		return s.failed(errors.Join(fmt.Errorf("record the accepted server: %d rows changed, somebody else was faster: try again", n), err))
 	}
+	*m = now
 	s.cfg.Logger.Warn("another server was accepted by the operator and is now the recorded one", "shard", s.name, "was", was, "is", here)
 	return nil
 }

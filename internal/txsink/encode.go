@@ -23,10 +23,11 @@ import (
 // Each value is written twice: as SQL, and in the digest's encoding, which is
 // what MySQL will give back for it (see the digest, below).
 type statement struct {
-	sql  []byte
-	enc  []byte    // encoding of the current row
-	hash hash.Hash // of the epoch
-	rows int       // in sql
+	sql   []byte
+	enc   []byte    // encoding of the current row
+	hash  hash.Hash // of the epoch
+	rows  int       // in sql
+	marks []int     // where each of them begins in sql
 
 	second     int64 // whose text is in secondText: windows repeat
 	secondText [19]byte
@@ -36,6 +37,7 @@ type statement struct {
 func (s *statement) start(head string) {
 	s.sql = append(s.sql[:0], head...)
 	s.rows = 0
+	s.marks = s.marks[:0]
 }
 
 // row begins a row of the table with this tag.
@@ -43,6 +45,7 @@ func (s *statement) row(tag byte) {
 	if s.rows > 0 {
 		s.sql = append(s.sql, ',')
 	}
+	s.marks = append(s.marks, len(s.sql))
 	s.sql = append(s.sql, '(')
 	s.enc = append(s.enc[:0], tag)
 }
@@ -270,15 +273,20 @@ func chain(h hash.Hash, b *checkpoint.Branch) error {
 	previous := b.PrevDigest
 	if b.Seq == 1 {
 		if len(previous) != 0 {
-			return fmt.Errorf("a first epoch has no digest before it, got %x", previous)
+			return broken("a first epoch has no digest before it, got %x", previous)
 		}
 		previous = make([]byte, sha256.Size)
 	}
 	if len(previous) != sha256.Size {
-		return fmt.Errorf("the digest before epoch %d has %d bytes, want %d", b.Seq, len(previous), sha256.Size)
+		return broken("the digest before epoch %d has %d bytes, want %d", b.Seq, len(previous), sha256.Size)
 	}
 	h.Write(previous)
 	return nil
+}
+
+// broken is for what only a bug of the service, or of the server, brings about.
+func broken(format string, args ...any) error {
+	return &checkpoint.InvariantError{What: fmt.Sprintf(format, args...)}
 }
 
 // metaChecksum is billing_meta.checksum.

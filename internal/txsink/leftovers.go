@@ -6,12 +6,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"slices"
+	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
-	"billing/internal/aggregate"
 	"billing/internal/checkpoint"
 )
 
@@ -113,84 +113,171 @@ func (s *Sink) Listed(ctx context.Context, shard int) ([]XID, error) {
 
 // OnShard reports whether x could be a branch of the shard with this number:
 // whose it is, its GTRID says.
-func (x XID) OnShard(number int) bool { return x.FormatID == 1 && x.BQUAL == bqual(number) }
+func (x XID) OnShard(number int) bool { return x.FormatID == ownFormat && x.BQUAL == bqual(number) }
+
+// ownFormat is MySQL's formatID for a name that gives none, as ours.
+const ownFormat = 1
 
 // Prepared lists this shard's prepared branches whose gtrid begins with prefix.
+// Callers that come together share one answer of the server (see listing).
 func (s *shard) Prepared(ctx context.Context, prefix string) (gtrids []checkpoint.GTRID, err error) {
-	err = s.with(ctx, func(c *conn) error {
-		xids, err := listed(ctx, c.Conn)
-		if err != nil {
-			return err
-		}
-		for _, x := range xids {
-			if !strings.HasPrefix(x.GTRID, prefix) {
-				continue
-			}
-			if x.OnShard(s.number) {
-				gtrids = append(gtrids, checkpoint.GTRID(x.GTRID))
-			} else if _, again := s.warned.LoadOrStore(x, true); x.FormatID != 1 && !again {
-				s.cfg.Logger.Warn("a prepared branch has a name of this service and a foreign formatID; it is not touched",
-					"shard", s.name, "gtrid", x.GTRID, "bqual", x.BQUAL, "format_id", x.FormatID)
-			}
-		}
-		return nil
-	})
-	return gtrids, err
-}
-
-// lookupKeys bounds the keys of one look-up.
-const lookupKeys = 500
-
-// existing finds the ledger rows that already have keys of this epoch. The
-// branch is gone, so what is found is committed.
-func (s *shard) existing(ctx context.Context, b *checkpoint.Branch, part *aggregate.Part) (found []checkpoint.ExistingRow, err error) {
-	err = s.with(ctx, func(c *conn) error {
-		for rows := range slices.Chunk(part.Ledger, lookupKeys) {
-			if err := lookUp(ctx, c, b.Lane, rows, &found); err != nil {
-				return fmt.Errorf("find the ledger's rows: %w", err)
-			}
-		}
-		return nil
-	})
-	return found, err
-}
-
-// lookUp finds the rows with the keys of news, which met them.
-func lookUp(ctx context.Context, c *conn, lane checkpoint.Lane, news []aggregate.LedgerRow, found *[]checkpoint.ExistingRow) (err error) {
-	met := make(map[[16]byte]int64, len(news)) // key -> event time of the record
-	var sql strings.Builder
-	sql.WriteString("SELECT dedup_key, content_hash, kafka_offset, occurred_at FROM billing_ledger" + laneWhere(lane) + " AND dedup_key IN (")
-	for i := range news {
-		if i > 0 {
-			sql.WriteByte(',')
-		}
-		sql.WriteString(hexLiteral(news[i].Key[:]))
-		met[news[i].Key] = news[i].Time
-	}
-	sql.WriteByte(')')
-	rows, err := c.QueryContext(ctx, sql.String())
+	xids, err := s.listing.get(ctx)
 	if err != nil {
+		return nil, err
+	}
+	for _, x := range xids {
+		if strings.HasPrefix(x.GTRID, prefix) && x.OnShard(s.number) {
+			gtrids = append(gtrids, checkpoint.GTRID(x.GTRID))
+		}
+	}
+	return gtrids, nil
+}
+
+// askListed asks the server for the list, for all who wait for it.
+func (s *shard) askListed(ctx context.Context) (xids []XID, err error) {
+	err = s.with(ctx, func(c *conn) error {
+		xids, err = listed(ctx, c.Conn)
 		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	defer func() { err = errors.Join(err, rows.Close()) }()
-	for rows.Next() {
-		var key, content []byte
-		var occurred string
-		var row checkpoint.ExistingRow
-		if err := rows.Scan(&key, &content, &row.Offset, &occurred); err != nil {
-			return err
+	s.formats.warn(s.cfg.Logger, s.name, xids)
+	return xids, nil
+}
+
+// listing shares one XA RECOVER among the callers that wait for one: each lane
+// sweeps every shard, and on a shard that hangs their connections would use up
+// the pool, so that nothing is left for a commit.
+//
+// No caller gets an answer whose question was sent before it came: such a list
+// may miss a branch that the caller has to see. So callers join the round that
+// nobody has asked for yet, and the round is closed before its question is sent:
+//
+//	A comes, joins round 1, gets a slot, closes round 1, sends XA RECOVER
+//	B comes: round 1 is closed; it joins round 2 and waits for a slot
+//	    (a branch is prepared, and B is told of it)
+//	C comes, joins round 2
+//	A's answer comes, perhaps without the branch: A alone takes it
+//	B gets a slot, closes round 2, sends XA RECOVER: the answer is B's and C's
+//
+// There are two slots, so that one connection that is half dead does not hold
+// up all lanes until its time is out; nothing above depends on their number.
+type listing struct {
+	ask   func(ctx context.Context) ([]XID, error)
+	slots chan struct{} // holds a token for each question on its way; its capacity is their bound
+
+	mu   sync.Mutex
+	next *round // whose question is not sent yet; nil when nobody waits
+}
+
+// round is one question and who waits for its answer.
+type round struct {
+	done     chan struct{} // closed by who asks, behind the answer
+	xids     []XID         // read-only
+	err      error
+	deserted bool // who asked had to leave before there was an answer
+}
+
+const listingSlots = 2
+
+// errDeserted is what a round's answer is until there is one.
+var errDeserted = errors.New("list prepared branches: the question was broken off")
+
+func newListing(ask func(context.Context) ([]XID, error)) *listing {
+	return &listing{ask: ask, slots: make(chan struct{}, listingSlots)}
+}
+
+// get is the list as it was at some moment after the call. It waits no longer
+// than ctx allows.
+func (l *listing) get(ctx context.Context) ([]XID, error) {
+	for {
+		r := l.join()
+		select {
+		case <-r.done:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("list prepared branches: wait for the others' question: %w", ctx.Err())
+		case l.slots <- struct{}{}:
+			if l.begin(r) {
+				l.answer(ctx, r)
+				return r.xids, r.err
+			}
+			<-l.slots
+			select { // somebody else asks for this round
+			case <-r.done:
+			case <-ctx.Done():
+				return nil, fmt.Errorf("list prepared branches: wait for the others' question: %w", ctx.Err())
+			}
 		}
-		at, err := time.Parse(microsFormat, occurred)
-		if err != nil {
-			return fmt.Errorf("row at offset %d: %w", row.Offset, err)
+		if !r.deserted {
+			return r.xids, r.err
 		}
-		if copy(row.Key[:], key) != len(row.Key) || copy(row.Content[:], content) != len(row.Content) {
-			return fmt.Errorf("row at offset %d: key %x, content %x", row.Offset, key, content)
-		}
-		// Remembered under the row's own time it may be forgotten already, and the
-		// same record would fail again and again.
-		row.Time = max(at.UnixMicro(), met[row.Key])
-		*found = append(*found, row)
 	}
-	return rows.Err()
+}
+
+// join is the round whose question is still to be sent.
+func (l *listing) join() *round {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.next == nil {
+		l.next = &round{done: make(chan struct{}), err: errDeserted, deserted: true}
+	}
+	return l.next
+}
+
+// begin closes the round to newcomers; false if somebody else has.
+func (l *listing) begin(r *round) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.next != r {
+		return false
+	}
+	l.next = nil
+	return true
+}
+
+// answer asks for the round, holding a slot, and tells all who wait.
+func (l *listing) answer(ctx context.Context, r *round) {
+	defer func() {
+		close(r.done)
+		<-l.slots
+	}()
+	xids, err := l.ask(ctx)
+	// An error because this caller's own time is over says nothing to the others.
+	r.xids, r.err, r.deserted = xids, err, err != nil && ctx.Err() != nil
+}
+
+// foreignFormats are the formatIDs that a shard's server has shown and that are
+// not ours, for one warning each.
+type foreignFormats struct {
+	mu     sync.Mutex
+	warned map[int64]bool
+}
+
+// maxFormats bounds what is remembered; what comes then is not warned about.
+const maxFormats = 64
+
+// warn warns once of each formatID, whoever's the branch: in one binary log with
+// ours, another formatID makes MySQL lose an acknowledged prepare at a crash.
+func (f *foreignFormats) warn(log *slog.Logger, shard string, xids []XID) {
+	for _, x := range xids {
+		if x.FormatID == ownFormat || !f.first(x.FormatID) {
+			continue
+		}
+		log.Warn("another application prepares XA branches with another formatID on this server: a crash of MySQL can lose a prepared branch that was acknowledged; give the shard a server of its own, or let that application leave its formatID out",
+			"shard", shard, "format_id", x.FormatID, "gtrid", fmt.Sprintf("%q", x.GTRID), "bqual", fmt.Sprintf("%q", x.BQUAL))
+	}
+}
+
+func (f *foreignFormats) first(format int64) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.warned[format] || len(f.warned) == maxFormats {
+		return false
+	}
+	if f.warned == nil {
+		f.warned = make(map[int64]bool)
+	}
+	f.warned[format] = true
+	return true
 }

@@ -25,6 +25,11 @@ const ReasonBranchesPrepared = "branches-prepared"
 // they are. It can be run again at any time, also after it was broken off. It
 // returns nil; or refusals, each a *checkpoint.Refusal, joined; or a plain error
 // when a server could not be reached or failed. The databases are there already.
+//
+// Nothing is written before every shard has been looked at. Another server than
+// the recorded one is refused unless cfg.Accept accepts it, as by Check: an
+// update of the service and a failover may come together, and Check itself
+// refuses while migrations are pending.
 func Migrate(ctx context.Context, cfg Config, progress io.Writer) (err error) {
 	patience := cfg.withDefaults().StatementTimeout
 	cfg.StatementTimeout = time.Hour // a large table may be rebuilt
@@ -39,7 +44,7 @@ func Migrate(ctx context.Context, cfg Config, progress io.Writer) (err error) {
 	}
 	m := &migrator{sink: s, all: all, progress: progress, patience: patience}
 	defer m.close()
-	for _, step := range []func(context.Context) error{m.connect, m.identify, m.noBranches} {
+	for _, step := range []func(context.Context) error{m.connect, m.look, m.accept} {
 		if err := step(ctx); err != nil {
 			return err
 		}
@@ -65,8 +70,9 @@ type migrator struct {
 type migrating struct {
 	*shard
 	c    *sql.Conn
-	here string // @@server_uuid
-	meta *meta  // nil before the first time
+	here string            // @@server_uuid, of c
+	meta *meta             // nil before the first time
+	done map[int]migration // by version
 }
 
 func (m *migrator) close() {
@@ -80,41 +86,78 @@ func (m *migrator) close() {
 func (m *migrator) connect(ctx context.Context) error {
 	places := make(map[string]string)
 	for _, s := range m.sink.shards {
-		lctx, cancel := context.WithTimeout(ctx, m.patience)
-		v, err := s.look(lctx)
+		lctx, cancel := context.WithTimeout(ctx, m.patience+lockPatience)
+		err := m.connectTo(lctx, s, places)
 		cancel()
 		if err != nil {
-			return s.failed(err)
-		}
-		if err := errors.Join(v.productProblem(s.name), v.readOnlyProblem(s.name)); err != nil {
 			return err
 		}
-		c, err := s.db.Conn(ctx)
-		if err != nil {
-			return s.failed(fmt.Errorf("connect: %w", err))
+	}
+	return nil
+}
+
+// lockPatience is how long another migrate is waited for.
+const lockPatience = 10 * time.Second
+
+// connectTo is connect to one shard. places are the databases so far.
+func (m *migrator) connectTo(ctx context.Context, s *shard, places map[string]string) error {
+	v, err := s.look(ctx)
+	if err != nil {
+		return s.failed(err)
+	}
+	if err := errors.Join(v.productProblem(s.name), v.readOnlyProblem(s.name)); err != nil {
+		return err
+	}
+	c, err := s.db.Conn(ctx)
+	if err != nil {
+		return s.failed(fmt.Errorf("connect: %w", err))
+	}
+	m.shards = append(m.shards, migrating{shard: s, c: c})
+	sh := &m.shards[len(m.shards)-1]
+	// The connection idles while other shards are worked on.
+	if _, err := c.ExecContext(ctx, "SET SESSION wait_timeout = 86400"); err != nil {
+		return s.failed(err)
+	}
+	var database string
+	if err := c.QueryRowContext(ctx, "SELECT DATABASE(), @@server_uuid").Scan(&database, &sh.here); err != nil {
+		return s.failed(err)
+	}
+	place := sh.here + "/" + database
+	if other, ok := places[place]; ok {
+		return refuse(checkpoint.ReasonShardsChanged, s.name, fmt.Sprintf("it is the same database as shard %s: %s", other, database), "give each shard a database of its own")
+	}
+	places[place] = s.name
+	name := sha256.Sum256([]byte(database))
+	var got sql.NullInt64
+	if err := c.QueryRowContext(ctx, "SELECT GET_LOCK("+hexLiteral("billing-migrate:"+hex.EncodeToString(name[:16]))+", "+strconv.Itoa(int(lockPatience/time.Second))+")").Scan(&got); err != nil {
+		return s.failed(fmt.Errorf("take the migration's lock: %w", err))
+	}
+	if got.Int64 != 1 {
+		return s.failed(errors.New("another migrate is at work here: wait for it and try again"))
+	}
+	return nil
+}
+
+// look is everything that can be said before something is written.
+func (m *migrator) look(ctx context.Context) error {
+	lctx, cancel := context.WithTimeout(ctx, m.patience)
+	defer cancel()
+	if err := m.identify(lctx); err != nil {
+		return err
+	}
+	return errors.Join(m.noBranches(lctx), m.knownSchema(lctx))
+}
+
+// accept records the servers that the operator accepts.
+func (m *migrator) accept(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, m.patience)
+	defer cancel()
+	for _, sh := range m.shards {
+		if sh.meta == nil {
+			continue
 		}
-		sh := migrating{shard: s, c: c, here: v.vars["server_uuid"]}
-		m.shards = append(m.shards, sh)
-		// The connection idles while other shards are worked on.
-		if _, err := c.ExecContext(ctx, "SET SESSION wait_timeout = 86400"); err != nil {
-			return s.failed(err)
-		}
-		var database string
-		if err := c.QueryRowContext(ctx, "SELECT DATABASE()").Scan(&database); err != nil {
-			return s.failed(err)
-		}
-		place := sh.here + "/" + database
-		if other, ok := places[place]; ok {
-			return refuse(checkpoint.ReasonShardsChanged, s.name, fmt.Sprintf("it is the same database as shard %s: %s", other, database), "give each shard a database of its own")
-		}
-		places[place] = s.name
-		name := sha256.Sum256([]byte(database))
-		var got sql.NullInt64
-		if err := c.QueryRowContext(ctx, "SELECT GET_LOCK("+hexLiteral("billing-migrate:"+hex.EncodeToString(name[:16]))+", 10)").Scan(&got); err != nil {
-			return s.failed(fmt.Errorf("take the migration's lock: %w", err))
-		}
-		if got.Int64 != 1 {
-			return s.failed(errors.New("another migrate is at work here: wait for it and try again"))
+		if err := sh.recordServer(ctx, sh.meta, sh.here); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -135,13 +178,8 @@ func (m *migrator) identify(ctx context.Context) error {
 			continue
 		}
 		metas[i], sh.meta, m.set = found, found, found.set
-		wrong := sh.metaProblems(found, len(m.shards))
-		if len(wrong) == 0 && found.server != sh.here {
-			if err := sh.acceptServer(ctx, sh.c, found, sh.here); err != nil {
-				wrong = append(wrong, err)
-			}
-		}
-		problems = append(problems, wrong...)
+		problems = append(problems, sh.metaProblems(found, len(m.shards))...)
+		problems = append(problems, sh.serverProblems(found, sh.here)...)
 	}
 	problems = append(problems, oneSet(m.sink.shards, metas)...)
 	if len(problems) > 0 {
@@ -214,17 +252,25 @@ func (m *migrator) noBranches(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
+// knownSchema refuses tables that this build does not know.
+func (m *migrator) knownSchema(ctx context.Context) error {
+	var problems []error
+	for i := range m.shards {
+		sh := &m.shards[i]
+		done, err := readSchema(ctx, sh.c)
+		if err != nil && !isAnswer(err, errNoSuchTable) {
+			return sh.failed(err)
+		}
+		sh.done = done
+		problems = append(problems, sh.strangeMigrations(m.all, done))
+	}
+	return errors.Join(problems...)
+}
+
 // run brings one shard up to date.
 func (m *migrator) run(ctx context.Context, sh *migrating) error {
-	done, err := readSchema(ctx, sh.c)
-	if err != nil && !isAnswer(err, errNoSuchTable) {
-		return err
-	}
-	if problem := sh.strangeMigrations(m.all, done); problem != nil {
-		return problem
-	}
 	for _, mig := range m.all {
-		if _, ok := done[mig.Version]; ok {
+		if _, ok := sh.done[mig.Version]; ok {
 			continue
 		}
 		statements, err := mig.Statements()

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 
 	"billing/internal/aggregate"
@@ -38,6 +36,9 @@ type writer struct {
 	exec       func(ctx context.Context, sql string) (affected int64, err error)
 	branch     *checkpoint.Branch
 	preparedAt int64 // µs since 1970 UTC
+
+	laneOf           checkpoint.Lane // whose topic and partition are in laneSQL and laneEnc
+	laneSQL, laneEnc []byte          // nil before the first row
 }
 
 type totalRow struct {
@@ -63,7 +64,7 @@ func (w *writer) free() {
 type table struct {
 	name, head, tail string
 	first            int                     // index of the statement's first row
-	offset           func(i int) int64       // of row i, nil where rows have none
+	of               func(i int) string      // names row i for the operator; nil where there is one row only
 	affected         func(rows int) [2]int64 // bounds of the rows that a statement may change
 }
 
@@ -78,11 +79,13 @@ func (w *writer) fit(ctx context.Context, t *table, i, mark int) error {
 	w.spare = append(w.spare[:0], w.sql[mark+1:]...) // without the comma before it
 	w.sql = w.sql[:mark]
 	w.rows--
+	w.marks = w.marks[:w.rows]
 	if err := w.send(ctx, t); err != nil {
 		return err
 	}
 	w.start(t.head)
 	t.first = i
+	w.marks = append(w.marks, len(w.sql))
 	w.sql = append(w.sql, w.spare...)
 	w.rows = 1
 	return nil
@@ -96,7 +99,7 @@ func (w *writer) send(ctx context.Context, t *table) error {
 	w.sql = append(w.sql, t.tail...)
 	affected, err := w.exec(ctx, string(w.sql))
 	if err != nil {
-		return w.refused(t, err)
+		return w.refused(ctx, t, err)
 	}
 	if want := t.affected(w.rows); affected < want[0] || affected > want[1] {
 		return fmt.Errorf("%s: %d rows changed by a statement with %d rows", w.where(t), affected, w.rows)
@@ -104,30 +107,16 @@ func (w *writer) send(ctx context.Context, t *table) error {
 	return nil
 }
 
-func (w *writer) where(t *table) string {
-	return fmt.Sprintf("%s, topic %s, partition %d, offsets %d to %d", t.name, w.branch.Lane.Topic, w.branch.Lane.Partition,
-		w.branch.OffsetFrom, w.branch.OffsetNext-1)
-}
-
-// refused names the record when MySQL refuses a value that was accepted here.
-func (w *writer) refused(t *table, err error) error {
-	e := answer(err)
-	if e == nil {
-		return fmt.Errorf("%s: %w", w.where(t), err)
-	}
-	// "... for column 'amount' at row 17", counted from 1 in the statement
-	if _, row, ok := strings.Cut(e.Message, " at row "); ok && t.offset != nil {
-		if n, nerr := strconv.Atoi(row); nerr == nil && 1 <= n && n <= w.rows {
-			return fmt.Errorf("%s, refused at offset %d: %w", w.where(t), t.offset(t.first+n-1), err)
-		}
-	}
-	return fmt.Errorf("%s: %w", w.where(t), err)
-}
-
-// lane writes the topic and the partition, with which every table begins.
+// lane writes the topic and the partition, with which every row begins.
 func (w *writer) lane() {
-	w.text(w.branch.Lane.Topic)
-	w.int(int64(w.branch.Lane.Partition))
+	if w.laneSQL == nil || w.laneOf != w.branch.Lane {
+		one := statement{}
+		one.text(w.branch.Lane.Topic)
+		one.int(int64(w.branch.Lane.Partition))
+		w.laneOf, w.laneSQL, w.laneEnc = w.branch.Lane, one.sql, one.enc
+	}
+	w.sql = append(w.sql, w.laneSQL...)
+	w.enc = append(w.enc, w.laneEnc...)
 }
 
 // errLedgerRows marks what went wrong in billing_ledger.
@@ -135,9 +124,9 @@ var errLedgerRows = errors.New("billing_ledger")
 
 func (w *writer) ledger(ctx context.Context, rows []aggregate.LedgerRow) error {
 	t := &table{
-		name:   "insert into billing_ledger",
-		head:   "INSERT INTO billing_ledger (kafka_topic, kafka_partition, kafka_offset, seq, tenant_id, source, event_id, entry_type, account_id, sku, unit, currency, amount, quantity, note, occurred_at, window_start, booked_period, dedup_key, content_hash) VALUES ",
-		offset: func(i int) int64 { return rows[i].Offset }, affected: exactly,
+		name: "insert into billing_ledger",
+		head: "INSERT INTO billing_ledger (kafka_topic, kafka_partition, kafka_offset, seq, tenant_id, source, event_id, entry_type, account_id, sku, unit, currency, amount, quantity, note, occurred_at, window_start, booked_period, dedup_key, content_hash) VALUES ",
+		of:   func(i int) string { return offsetText(rows[i].Offset) }, affected: exactly,
 	}
 	w.start(t.head)
 	for i := range rows {
@@ -184,7 +173,10 @@ func (w *writer) ledger(ctx context.Context, rows []aggregate.LedgerRow) error {
 
 // totals adds to billing_total in key order, column to column: MySQL would add
 // a string in DOUBLE.
-func (w *writer) totals(ctx context.Context, totals map[aggregate.TotalKey]*aggregate.Total) error {
+//
+// ledger is only for the name of a total that MySQL refuses; empty with the
+// ledger off.
+func (w *writer) totals(ctx context.Context, totals map[aggregate.TotalKey]*aggregate.Total, ledger []aggregate.LedgerRow) error {
 	w.keys = slices.Grow(w.keys[:0], len(totals))
 	for of, total := range totals {
 		w.keys = append(w.keys, totalRow{key: w.totalKey(&of), of: of, total: total})
@@ -196,6 +188,7 @@ func (w *writer) totals(ctx context.Context, totals map[aggregate.TotalKey]*aggr
 		tail: " AS new ON DUPLICATE KEY UPDATE charge_amount = billing_total.charge_amount + new.charge_amount, credit_amount = billing_total.credit_amount + new.credit_amount, quantity = billing_total.quantity + new.quantity, entry_count = billing_total.entry_count + new.entry_count, updated_at = new.updated_at",
 		// 1 for a new row, 2 for one that was added to; entry_count always changes
 		affected: func(rows int) [2]int64 { return [2]int64{int64(rows), 2 * int64(rows)} },
+		of:       func(i int) string { return totalText(&w.keys[i].of, ledger) },
 	}
 	w.start(t.head)
 	for i := range w.keys {
@@ -240,9 +233,9 @@ func (w *writer) totalKey(k *aggregate.TotalKey) (key [16]byte) {
 
 func (w *writer) rejects(ctx context.Context, rows []aggregate.RejectRow) error {
 	t := &table{
-		name:   "insert into billing_rejects",
-		head:   "INSERT INTO billing_rejects (kafka_topic, kafka_partition, kafka_offset, seq, kind, reason, detail, raw_key, raw_value, raw_size, raw_headers, value_hash) VALUES ",
-		offset: func(i int) int64 { return rows[i].Offset }, affected: exactly,
+		name: "insert into billing_rejects",
+		head: "INSERT INTO billing_rejects (kafka_topic, kafka_partition, kafka_offset, seq, kind, reason, detail, raw_key, raw_value, raw_size, raw_headers, value_hash) VALUES ",
+		of:   func(i int) string { return offsetText(rows[i].Offset) }, affected: exactly,
 	}
 	w.start(t.head)
 	var headers []byte
@@ -276,8 +269,10 @@ func (w *writer) sums(ctx context.Context, sums map[string]*aggregate.CurrencySu
 		head:     "INSERT INTO billing_epoch_sum (kafka_topic, kafka_partition, seq, currency, charge_amount, credit_amount, entry_count) VALUES ",
 		affected: exactly,
 	}
+	currencies := slices.Sorted(maps.Keys(sums))
+	t.of = func(i int) string { return "the sums of currency " + currencies[i] }
 	w.start(t.head)
-	for i, currency := range slices.Sorted(maps.Keys(sums)) {
+	for i, currency := range currencies {
 		mark := len(w.sql)
 		w.row(tagSum)
 		w.lane()
@@ -328,5 +323,9 @@ func (w *writer) epoch(ctx context.Context, part *aggregate.Part, ledgerOn bool)
 	w.hash.Write(w.enc)
 	w.bytes(w.hash.Sum(nil))
 	w.endUnhashed()
-	return w.send(ctx, t)
+	err := w.send(ctx, t)
+	if isAnswer(err, errDuplicate) {
+		return &checkpoint.NetError{Net: netEpochKey, Err: err}
+	}
+	return err
 }

@@ -97,7 +97,7 @@ func TestNoRowsNoStatement(t *testing.T) {
 	r := &recorder{affected: func(int) int64 { return 0 }}
 	w := newWriter(r)
 	for name, err := range map[string]error{
-		"ledger": w.ledger(t.Context(), nil), "rejects": w.rejects(t.Context(), nil), "totals": w.totals(t.Context(), nil), "sums": w.sums(t.Context(), nil),
+		"ledger": w.ledger(t.Context(), nil), "rejects": w.rejects(t.Context(), nil), "totals": w.totals(t.Context(), nil, nil), "sums": w.sums(t.Context(), nil),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -115,7 +115,7 @@ func TestTotalsGoInKeyOrder(t *testing.T) {
 	for i := range 2000 {
 		totals[aggregate.TotalKey{Account: fmt.Sprint("a", i), Currency: "EUR"}] = &aggregate.Total{Entries: 1}
 	}
-	if err := w.totals(t.Context(), totals); err != nil {
+	if err := w.totals(t.Context(), totals, nil); err != nil {
 		t.Fatal(err)
 	}
 	last, rows := "", 0
@@ -139,7 +139,7 @@ func TestAffectedRowsAreChecked(t *testing.T) {
 	totals := map[aggregate.TotalKey]*aggregate.Total{{Account: "a"}: {Entries: 1}, {Account: "b"}: {Entries: 1}}
 	for affected, ok := range map[int64]bool{0: false, 1: false, 2: true, 3: true, 4: true, 5: false} {
 		w := newWriter(&recorder{affected: func(int) int64 { return affected }})
-		if err := w.totals(t.Context(), totals); (err == nil) != ok {
+		if err := w.totals(t.Context(), totals, nil); (err == nil) != ok {
 			t.Errorf("%d rows changed by two totals: %v", affected, err)
 		}
 		if err := w.ledger(t.Context(), ledgerRows(2, 1)); (err == nil) != (affected == 2) {
@@ -171,5 +171,101 @@ func TestRefusedRowIsNamedAcrossStatements(t *testing.T) {
 	w.exec = func(context.Context, string) (int64, error) { return 0, mysql.ErrInvalidConn }
 	if err := w.ledger(t.Context(), ledgerRows(1, 1)); err == nil || strings.Contains(err.Error(), "refused at") {
 		t.Errorf("a lost connection: %v", err)
+	}
+}
+
+// refusing answers as MySQL does to statements with a row that a check refuses: without the row's number.
+func refusing(number uint16, row string) func(context.Context, string) (int64, error) {
+	return func(_ context.Context, sql string) (int64, error) {
+		if strings.Contains(sql, row) {
+			return 0, &mysql.MySQLError{Number: number, Message: "Check constraint 'some_check' is violated."}
+		}
+		return int64(rowsOf(sql)), nil
+	}
+}
+
+func TestRefusedRowIsSearchedWhereMySQLDoesNotNameIt(t *testing.T) {
+	rows := ledgerRows(700, 500)
+	for _, bad := range []int{0, 1, 2, 3, 100, 101, 102, 103, 350, 697, 698, 699} {
+		for _, number := range rowless {
+			w := newWriter(&recorder{})
+			w.exec = refusing(number, hexLiteral(rows[bad].ID))
+			err := w.ledger(t.Context(), rows)
+			if want := fmt.Sprintf("refused at offset %d: ", rows[bad].Offset); err == nil || !strings.Contains(err.Error(), want) || !isAnswer(err, number) {
+				t.Errorf("row %d, error %d: %v, want %q", bad, number, err, want)
+			}
+		}
+	}
+	// Other answers are not about a row, and a lost connection ends the search.
+	for name, again := range map[string]error{
+		"lock wait": &mysql.MySQLError{Number: 1205, Message: "Lock wait timeout exceeded"}, "lost": mysql.ErrInvalidConn,
+	} {
+		w := newWriter(&recorder{})
+		sent := 0
+		w.exec = func(context.Context, string) (int64, error) {
+			if sent++; sent == 1 && name == "lost" {
+				return 0, &mysql.MySQLError{Number: errCheckViolated, Message: "Check constraint 'some_check' is violated."}
+			}
+			return 0, again
+		}
+		err := w.ledger(t.Context(), rows)
+		if err == nil || strings.Contains(err.Error(), "refused at") || sent > 2 {
+			t.Errorf("%s: %v after %d statements", name, err, sent)
+		}
+	}
+}
+
+func TestRefusedTotalAndSumAreNamed(t *testing.T) {
+	ledger := ledgerRows(3, 1)
+	ledger[1].Account, ledger[2].Account = []byte("b"), []byte("b")
+	totals := map[aggregate.TotalKey]*aggregate.Total{
+		{Account: "acme", Currency: "EUR"}: {Entries: 1}, {Account: "b", Currency: "EUR"}: {Entries: 2},
+	}
+	w := newWriter(&recorder{})
+	w.exec = refusing(errCheckViolated, hexLiteral("b"))
+	err := w.totals(t.Context(), totals, ledger)
+	if want := `refused at the total of account "b", SKU "", unit "", currency EUR, window 1970-01-01 00:00:00, first added to at offset 11: `; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+	w.exec = refusing(errCheckViolated, hexLiteral("JPY"))
+	err = w.sums(t.Context(), map[string]*aggregate.CurrencySum{"EUR": {}, "JPY": {}, "USD": {}})
+	if want := "offsets 10 to 20009, refused at the sums of currency JPY: "; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("got %v, want %s", err, want)
+	}
+}
+
+// A writer is used for one lane after another, and every row has its own lane.
+func TestWritersAreUsedForManyLanes(t *testing.T) {
+	r := &recorder{affected: func(rows int) int64 { return int64(rows) }}
+	w := newWriter(r)
+	for _, lane := range []checkpoint.Lane{{}, {Topic: "orders", Partition: 3}, {Topic: "orders", Partition: 4}, {Topic: "refunds", Partition: 4}, {Topic: "orders", Partition: 3}} {
+		w.branch.Lane = lane
+		w.hash.Reset()
+		if err := w.ledger(t.Context(), ledgerRows(3, 1)); err != nil {
+			t.Fatal(err)
+		}
+		sql := r.statements[len(r.statements)-1]
+		if want := fmt.Sprintf("(%s,%d,1", hexLiteral(lane.Topic), lane.Partition); strings.Count(sql, want) != 3 {
+			t.Errorf("rows of %s: %s", lane, sql)
+		}
+		alone := newWriter(&recorder{affected: r.affected})
+		alone.branch.Lane = lane
+		if err := alone.ledger(t.Context(), ledgerRows(3, 1)); err != nil {
+			t.Fatal(err)
+		}
+		if string(alone.hash.Sum(nil)) != string(w.hash.Sum(nil)) {
+			t.Errorf("%s: the digest has another lane", lane)
+		}
+	}
+	rows := ledgerRows(1000, 1)
+	if err := w.ledger(t.Context(), rows); err != nil { // the buffers have their size now
+		t.Fatal(err)
+	}
+	per := testing.AllocsPerRun(5, func() {
+		r.statements = r.statements[:0]
+		_ = w.ledger(t.Context(), rows)
+	})
+	if per > 200 {
+		t.Errorf("%.0f allocations for 1000 rows", per)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"sync"
 	"sync/atomic"
 
 	"github.com/go-sql-driver/mysql"
@@ -24,8 +23,9 @@ type shard struct {
 	db     *sql.DB
 	bursts chan struct{} // holds a token for each burst that runs; its capacity is their bound
 
-	known  atomic.Pointer[known] // what Check found; nil before
-	warned sync.Map              // xids that were warned about
+	known   atomic.Pointer[known] // what Check found; nil before
+	listing *listing              // of prepared branches, shared by the lanes
+	formats foreignFormats        // that were warned about
 }
 
 // known is what Check found and every connection is held against.
@@ -41,7 +41,9 @@ func newShard(number int, name string, driverConfig *mysql.Config, cfg *Config) 
 	if err != nil {
 		return nil, err
 	}
-	return &shard{number: number, name: name, cfg: cfg, driver: driverConfig, db: db, bursts: make(chan struct{}, cfg.Bursts)}, nil
+	s := &shard{number: number, name: name, cfg: cfg, driver: driverConfig, db: db, bursts: make(chan struct{}, cfg.Bursts)}
+	s.listing = newListing(s.askListed)
+	return s, nil
 }
 
 // Name is the shard's name in the configuration.
@@ -140,11 +142,14 @@ func (s *shard) with(ctx context.Context, fn func(*conn) error) error {
 
 // Server errors that mean something here.
 const (
+	errNotNull       = 1048 // ER_BAD_NULL_ERROR
 	errDuplicate     = 1062 // ER_DUP_ENTRY
 	errNoSuchThread  = 1094 // ER_NO_SUCH_THREAD
 	errUnknownXID    = 1397 // ER_XAER_NOTA
 	errXAPrivilege   = 1401 // ER_XAER_RMERR: what XA RECOVER says without XA_RECOVER_ADMIN
 	errXIDExists     = 1440 // ER_XAER_DUPID
+	errOutOfRange    = 1690 // ER_DATA_OUT_OF_RANGE
+	errCheckViolated = 3819 // ER_CHECK_CONSTRAINT_VIOLATED
 	errNoSuchTable   = 1146 // ER_NO_SUCH_TABLE
 	errCommandDenied = 1142 // ER_TABLEACCESS_DENIED_ERROR
 	errColumnDenied  = 1143 // ER_COLUMNACCESS_DENIED_ERROR
@@ -205,8 +210,9 @@ func (s *shard) Rollback(ctx context.Context, g checkpoint.GTRID) error {
 }
 
 func (s *shard) finish(ctx context.Context, verb string, g checkpoint.GTRID) error {
-	notListed := false
+	notListed, sent := false, false
 	err := s.with(ctx, func(c *conn) error {
+		sent = true
 		_, err := c.ExecContext(ctx, verb+xid(g, s.number))
 		if isAnswer(err, errUnknownXID) {
 			notListed = true // nothing is wrong with the connection
@@ -219,6 +225,9 @@ func (s *shard) finish(ctx context.Context, verb string, g checkpoint.GTRID) err
 	})
 	if notListed {
 		return checkpoint.ErrNotListed
+	}
+	if err != nil && !sent {
+		return fmt.Errorf("%w: %w", checkpoint.ErrNotSent, err)
 	}
 	return err
 }

@@ -6,7 +6,8 @@
 //   - burst.go: phase 1, from XA START to XA PREPARE
 //   - rows.go: the epoch's rows as statements
 //   - encode.go: values as SQL and in the digest, which ties an epoch together
-//   - leftovers.go: what is there already: connections, branches, ledger rows
+//   - refused.go: rows that MySQL refuses: which record, and what is there already
+//   - leftovers.go: what older sessions left: connections, prepared branches
 //   - check.go, fit.go, tables.go: what a shard must be before money is put there
 //   - migrate.go: how the tables come to be
 //
@@ -51,11 +52,12 @@ type Config struct {
 	IdleTimeout time.Duration
 
 	// StatementTimeout bounds one statement's answer; larger than LockWait.
-	// 0 means 30 s. A DSN's readTimeout and writeTimeout come first.
+	// 0 means 30 s. A DSN's readTimeout, larger than LockWait too, and its
+	// writeTimeout come first.
 	StatementTimeout time.Duration
 
-	// Accept reports whether the operator accepts a refusal by name; nil
-	// accepts nothing. The only one of this package is
+	// Accept reports whether the operator accepts a refusal of Check or Migrate
+	// by name; nil accepts nothing. The only one of this package is
 	// checkpoint.ReasonServerChanged with the shard's name.
 	Accept func(reason, what string) bool
 
@@ -240,6 +242,10 @@ func connection(dsn string, cfg *Config) (*mysql.Config, error) {
 	}
 	if c.ReadTimeout == 0 {
 		c.ReadTimeout = cfg.StatementTimeout
+	}
+	if c.ReadTimeout <= cfg.LockWait {
+		// Each wait for a lock would end as an answer that is missing.
+		return nil, fmt.Errorf("dsn: readTimeout is %s, want more than the lock wait's %s", c.ReadTimeout, cfg.LockWait)
 	}
 	if c.WriteTimeout == 0 {
 		c.WriteTimeout = cfg.StatementTimeout

@@ -45,6 +45,7 @@ func TestDSNErrorsDoNotQuoteThePassword(t *testing.T) {
 		"user:hunter2@tcp(db)/money?parseTime=hunter2":         "can't read",
 		"user:hunter2@tcp(db)/money?strict=true":               "can't read",
 		"user:hunter2@tcp(db)/money?tls=hunter2":               "can't read",
+		"user:hunter2@tcp(db)/money?readTimeout=5s":            "readTimeout is 5s, want more than the lock wait's 5s",
 		"user:hunter2@tcp(db)/money?sql_log_bin=0":             "sql_log_bin",
 		"user:hunter2@tcp(db)/money?xa_detach_on_prepare=0":    "xa_detach_on_prepare",
 		"user:hunter2@tcp(db)/money?@@global.time_zone=SYSTEM": "global",

@@ -63,8 +63,8 @@ func TestRefusalsThatEndTheProcess(t *testing.T) {
 				return err
 			})
 			servers.Eventually(t, time.Minute, func() error {
-				_, err := admin.ListEndOffsets(t.Context(), w.topic) // the brokers know it
-				return err
+				topics, err := admin.ListTopics(t.Context(), w.topic) // the broker knows it
+				return errors.Join(err, topics.Error())
 			})
 		}},
 		{"shards-changed", func(_ *testing.T, w *world) { w.edit("name: s0", "name: x"); w.swapShards() }},
@@ -94,6 +94,41 @@ func TestRefusalsThatEndTheProcess(t *testing.T) {
 			}
 			all(t, "epochs", w.epochs(0), before.Seq)
 		})
+	}
+}
+
+// TestPartitionsGrownWhileRunning: more partitions move keys to lanes that do not
+// know their ids. The process notices by itself, before the group does, and
+// nothing that an operator may think of makes it go on.
+func TestPartitionsGrownWhileRunning(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	s := w.run("")
+	ids := w.charge(0, 100)
+	w.waitAccounted()
+	admin := shared.kafka.Admin(t)
+	if _, err := admin.UpdatePartitions(t.Context(), 2, w.topic); err != nil {
+		t.Fatal(err)
+	}
+	s.mustExit(3)
+	if err := contains(s.output(), "partitions-changed"); err != nil {
+		t.Error(err)
+	}
+
+	// The same ids on the new partition, and the job's own topics grown to match.
+	before := w.dump()
+	w.producer = w.newProducer(shared.kafka) // the old one knows one partition
+	w.again(1, ids)
+	if _, err := admin.UpdatePartitions(t.Context(), 2, w.job+".decision", w.job+".state"); err != nil {
+		t.Fatal(err)
+	}
+	s = w.run("")
+	s.mustExit(3)
+	if err := contains(s.output(), "partitions-changed"); err != nil {
+		t.Error(err)
+	}
+	if now := w.dump(); now != before {
+		t.Errorf("totals were\n%s\nare\n%s", before, now)
 	}
 }
 

@@ -59,7 +59,7 @@ func newWorld(t *testing.T, shards int, opts ...option) *world {
 	id := uuid.NewString()[:8]
 	w := &world{t: t, job: "job-" + id, topic: "in-" + id, partitions: s.partitions, dir: t.TempDir(), servers: shared.mysql[:shards], oracle: map[string]*big.Rat{}}
 	shared.kafka.CreateTopic(t, w.topic, s.partitions, map[string]string{"max.message.bytes": "4194304"})
-	w.producer = shared.kafka.Client(t, kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(w.topic), kgo.ProducerBatchMaxBytes(4<<20))
+	w.producer = w.newProducer(shared.kafka)
 	w.admin = shared.kafka.Client(t)
 
 	var list strings.Builder
@@ -95,6 +95,10 @@ first_start: true
 	}
 	w.command("migrate").mustExit(0)
 	return w
+}
+
+func (w *world) newProducer(kafka *servers.KafkaServer) *kgo.Client {
+	return kafka.Client(w.t, kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.DefaultProduceTopic(w.topic), kgo.ProducerBatchMaxBytes(4<<20))
 }
 
 // ---- messages

@@ -49,34 +49,64 @@ func reasonWords(t *testing.T) map[string]string {
 	return words
 }
 
-// netWords are the names that are given to Listener.Net.
+// netWords are the names of nets: what Session.net and Listener.Net are told,
+// and what a NetError says.
 func netWords() map[string]bool {
 	words := map[string]bool{}
+	constants := map[string]string{}
+	for _, s := range sources() {
+		for _, d := range s.file.Decls {
+			if g, ok := d.(*ast.GenDecl); ok && g.Tok == token.CONST {
+				for _, spec := range g.Specs {
+					v := spec.(*ast.ValueSpec) //nolint:errcheck // of a const declaration
+					for i, name := range v.Names {
+						if i < len(v.Values) {
+							if lit, ok := v.Values[i].(*ast.BasicLit); ok && lit.Kind == token.STRING {
+								constants[name.Name] = strings.Trim(lit.Value, `"`)
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+	word := func(e ast.Expr) {
+		if id, ok := e.(*ast.Ident); ok && constants[id.Name] != "" {
+			words[constants[id.Name]] = true
+		}
+		if lit, ok := e.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+			words[strings.Trim(lit.Value, `"`)] = true
+		}
+	}
 	for _, s := range sources() {
 		if s.test() {
 			continue
 		}
 		ast.Inspect(s.file, func(n ast.Node) bool {
-			is, ok := n.(*ast.IfStmt)
-			if !ok {
-				return true
-			}
-			init, ok := is.Init.(*ast.AssignStmt)
-			if !ok || len(init.Rhs) != 1 {
-				return true
-			}
-			if sel, ok := init.Rhs[0].(*ast.SelectorExpr); !ok || sel.Sel.Name != "Net" {
-				return true
-			}
-			ast.Inspect(is.Body, func(n ast.Node) bool {
-				call, ok := n.(*ast.CallExpr)
-				if ok && len(call.Args) == 3 {
-					if lit, ok := call.Args[1].(*ast.BasicLit); ok {
-						words[strings.Trim(lit.Value, `"`)] = true
-					}
+			switch n := n.(type) {
+			case *ast.CallExpr:
+				if sel, ok := n.Fun.(*ast.SelectorExpr); ok && sel.Sel.Name == "net" && len(n.Args) == 2 {
+					word(n.Args[0])
 				}
-				return true
-			})
+			case *ast.KeyValueExpr:
+				if key, ok := n.Key.(*ast.Ident); ok && key.Name == "Net" {
+					word(n.Value)
+				}
+			case *ast.IfStmt: // if f := listener.Net; f != nil { f(lane, "word", err) }
+				init, ok := n.Init.(*ast.AssignStmt)
+				if !ok || len(init.Rhs) != 1 {
+					return true
+				}
+				if sel, ok := init.Rhs[0].(*ast.SelectorExpr); !ok || sel.Sel.Name != "Net" {
+					return true
+				}
+				ast.Inspect(n.Body, func(n ast.Node) bool {
+					if call, ok := n.(*ast.CallExpr); ok && len(call.Args) == 3 {
+						word(call.Args[1])
+					}
+					return true
+				})
+			}
 			return true
 		})
 	}

@@ -138,38 +138,6 @@ func TestCheckRefusesTablesThatAreNotWhatTheyWere(t *testing.T) {
 	wantRefusal(t, s.Check(t.Context()), checkpoint.ReasonMigrationsPending, "east", "billing_meta")
 }
 
-func TestAnotherServerIsAcceptedByNameOnly(t *testing.T) {
-	s, cfg := fresh(t)
-	l := newLane(t, s, cfg, 0)
-	l.book(small(l, "a", 0), 2)
-	// As after a failover: the tables are there, on a server with another uuid.
-	exec(t, 1, cfg, "UPDATE %s.billing_meta SET server_uuid = '00000000-1111-2222-3333-444444444444', checksum = "+
-		"UNHEX(SHA2(CONCAT("+framed("'1'", "job", "set_id", "CAST(shard_number AS CHAR)", "CAST(shard_count AS CHAR)", "server_uuid")+"), 256))")
-	err := s.Check(t.Context())
-	wantRefusal(t, err, checkpoint.ReasonServerChanged, "west", "00000000-1111-2222-3333-444444444444", "--accept server-changed:west")
-
-	var asked []string
-	cfg.Accept = func(reason, what string) bool {
-		asked = append(asked, reason+":"+what)
-		return reason == "server-changed" && what == "west"
-	}
-	accepting, oerr := txsink.Open(cfg)
-	if oerr != nil {
-		t.Fatal(oerr)
-	}
-	defer accepting.Close()
-	if err := accepting.Check(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if fmt.Sprint(asked) != "[server-changed:west]" {
-		t.Errorf("asked for %v", asked)
-	}
-	if err := s.Check(t.Context()); err != nil {
-		t.Errorf("the accepted server is not the recorded one: %v", err)
-	}
-	l.book(small(l, "b", 2), 2)
-}
-
 // address forwards connections to a server that can be exchanged, as a DNS name or a virtual IP does.
 type address struct {
 	net.Listener
@@ -256,12 +224,4 @@ func TestAnotherServerBehindTheAddressIsRefusedAtOnce(t *testing.T) {
 	wantRefusal(t, err, checkpoint.ReasonServerChanged, "moving")
 	a.point(shared[0].Addr())
 	l.commit(1)
-}
-
-// framed is the SQL for columns in the digest's encoding.
-func framed(columns ...string) string {
-	for i, c := range columns {
-		columns[i] = "CONCAT(UNHEX(LPAD(HEX(LENGTH(" + c + ")), 8, '0')), " + c + ")"
-	}
-	return strings.Join(columns, ", ")
 }

@@ -38,6 +38,7 @@ type Kafka struct {
 	Brokers            []string      `mapstructure:"brokers"`             // host:port of some brokers
 	Topic              string        `mapstructure:"topic"`               // the input
 	SessionTimeout     time.Duration `mapstructure:"session_timeout"`     // how long a dead instance's lanes stand still
+	MaxBatchBytes      int           `mapstructure:"max_batch_bytes"`     // what one batch may decompress to
 	TransactionTimeout time.Duration `mapstructure:"transaction_timeout"` // after it the broker aborts an owner that is gone
 	InstanceID         string        `mapstructure:"instance_id"`         // static membership; "" is off
 }
@@ -93,6 +94,7 @@ func Default() Config {
 		Kafka: Kafka{
 			SessionTimeout:     10 * time.Second,
 			TransactionTimeout: 30 * time.Second,
+			MaxBatchBytes:      64 << 20,
 		},
 		Checkpoint: Checkpoint{
 			Interval:   time.Second,

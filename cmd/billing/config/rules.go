@@ -127,6 +127,7 @@ func (k *check) kafka() {
 		k.fail("kafka.instance_id", "%s: want 1 to 249 of a-z, A-Z, 0-9, '.', '_' and '-'", show(c.InstanceID))
 	}
 	within(k, "kafka.session_timeout", c.SessionTimeout, 500*time.Millisecond, 30*time.Minute, "so long a dead instance's lanes stand still; brokers allow 6s to 30m by default")
+	within(k, "kafka.max_batch_bytes", c.MaxBatchBytes, 1<<20, 1<<30, "a batch is held in memory as a whole")
 	within(k, "kafka.transaction_timeout", c.TransactionTimeout, time.Second, 15*time.Minute, "an epoch's decision must fit in it, and readers of the topics wait so long for an owner that died; brokers allow 15m by default")
 }
 

@@ -77,7 +77,7 @@ func (o *Owner) Read(ctx context.Context) (r checkpoint.Read, err error) {
 }
 
 // ReadState implements checkpoint.Owner.
-func (o *Owner) ReadState(ctx context.Context, from int64, fn func(int64, []byte) error) error {
+func (o *Owner) ReadState(ctx context.Context, from int64, passed func(), fn func(int64, []byte) error) error {
 	w := o.world
 	var got []chunk
 	err := w.do(ctx, "ReadState", func() error {
@@ -92,6 +92,7 @@ func (o *Owner) ReadState(ctx context.Context, from int64, fn func(int64, []byte
 		if err != nil {
 			break
 		}
+		passed()
 		err = fn(c.offset, c.data)
 	}
 	return err

@@ -244,3 +244,11 @@ func (w *World) AppliedOn(shard int) []any {
 	defer w.mu.Unlock()
 	return append([]any(nil), w.shards[shard].Applied...)
 }
+
+// With runs fn while no call is being carried out: to change the world under
+// owners at work.
+func (w *World) With(fn func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	fn()
+}

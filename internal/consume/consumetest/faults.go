@@ -207,6 +207,25 @@ func Faults(t *testing.T, brokers []string) {
 		MustBe(t, m.Client, lane, 0, "")
 	})
 
+	t.Run("a fetch without an answer holds up no later session", func(t *testing.T) {
+		r, net := NewRig(t, brokers, 2), NewNetwork()
+		m := r.JoinAll(t, 2, func(c *consume.Config) {
+			c.Dial = net.Dial
+			c.RequestTimeout = 2 * patience // it would be waited for beyond the test
+		})
+		r.Write(t, 0, "a")
+		r.Write(t, 1, "b")
+		fault := net.Drop(kmsg.Fetch)
+		m.Start(0, 1, 0, -1)
+		fault.Await(t)
+		m.Start(1, 2, 0, -1)
+		fault.Heal() // for new requests; the old ones stay without an answer
+		m.Stop(0)
+		m.Start(0, 3, 0, -1)
+		m.Log.AwaitValues(t, 0, 3, "a")
+		m.Log.AwaitValues(t, 1, 2, "b")
+	})
+
 	t.Run("reading goes on after lost answers", func(t *testing.T) {
 		_, m, net, lane := fresh(t)
 		MustDecide(t, Fence(t, m.Client, lane), 1, "D1", "a", "b")

@@ -4,15 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"billing/internal/checkpoint"
 	"billing/internal/consume"
 )
 
@@ -201,77 +200,71 @@ func Group(t *testing.T, brokers []string) {
 		joins.Heal()
 		m.AwaitAssigned(t, 0) // and it comes back by itself
 	})
-}
 
-// Topics is the suite of what is checked at the start.
-func Topics(t *testing.T, brokers []string) {
-	t.Run("the job's topics", func(t *testing.T) {
+	t.Run("lanes that were lost may take their time to end", func(t *testing.T) {
 		r := NewRig(t, brokers, 2)
-		c := r.Open(t, nil)
-		in, err := c.Check(t.Context())
-		if err != nil || in.Partitions != 2 || in.ID.IsZero() || in.Replication != 1 {
-			t.Fatalf("%+v, %v", in, err)
-		}
-		if err := c.EnsureTopics(t.Context(), false); err != nil { // they are there
-			t.Fatal(err)
-		}
-		refused := func(err error, reason, says string) {
-			t.Helper()
-			var r *checkpoint.Refusal
-			if !errors.As(err, &r) || r.Reason != reason || r.Scope != checkpoint.EndsProcess || !strings.Contains(r.Error(), says) {
-				t.Fatalf("got %v, want %s: %s", err, reason, says)
+		net := NewNetwork()
+		m := r.Join(t, func(c *consume.Config) {
+			c.Dial = net.Dial
+			c.SessionTimeout = 2 * time.Second
+			c.RequestTimeout = 500 * time.Millisecond
+		})
+		ended := make(chan struct{})
+		losing := make(chan struct{}, 1) // a second loss would wait here, and not be noted
+		m.Log.OnLost = func([]int32) {
+			if m.Assigned(0) {
+				t.Error("being lost, and still assigned")
+			}
+			losing <- struct{}{}
+			select {
+			case <-ended:
+			case <-t.Context().Done():
 			}
 		}
-		missing := r.Open(t, func(c *consume.Config) { c.Job = "other-" + r.Job })
-		refused(missing.EnsureTopics(t.Context(), false), checkpoint.ReasonTopicMissing, "first_start")
-		nowhere := r.Open(t, func(c *consume.Config) { c.Topic = "nowhere" })
-		_, err = nowhere.Check(t.Context())
-		refused(err, checkpoint.ReasonTopicMissing, "nowhere")
-		refused(nowhere.EnsureTopics(t.Context(), true), checkpoint.ReasonTopicMissing, "nowhere")
-		patient := r.Open(t, func(c *consume.Config) { c.TransactionTimeout = time.Hour })
-		_, err = patient.Check(t.Context())
-		refused(err, checkpoint.ReasonTransactionTimeout, "transaction.max.timeout.ms")
-		_, err = patient.Fence(t.Context(), r.Lane(0))
-		refused(err, checkpoint.ReasonTransactionTimeout, "transaction.max.timeout.ms")
-
-		for key, value := range map[string]string{"cleanup.policy": "compact", "retention.ms": "1000", "retention.bytes": "1000", "max.message.bytes": "1000"} {
-			set := func(op kadm.IncrementalOp) {
-				t.Helper()
-				answers, err := r.Admin.AlterTopicConfigs(t.Context(), []kadm.AlterConfig{{Op: op, Name: key, Value: kmsg.StringPtr(value)}}, c.StateTopic())
-				if err != nil || answers[0].Err != nil {
-					t.Fatal(err, answers)
-				}
-			}
-			set(kadm.SetConfig)
-			// A broker knows a change a moment after the answer.
-			Eventually(t, func() error {
-				err := c.EnsureTopics(t.Context(), true)
-				var r *checkpoint.Refusal
-				if errors.As(err, &r) && r.Reason == checkpoint.ReasonTopicConfig && strings.Contains(err.Error(), key) {
-					return nil
-				}
-				return fmt.Errorf("%s: got %v", key, err) //nolint:errorlint // a wrapped refusal would end Eventually
-			})
-			value = map[string]string{"cleanup.policy": "delete", "max.message.bytes": "1048588"}[key]
-			if value == "" {
-				value = "-1"
-			}
-			set(kadm.SetConfig)
-			Eventually(t, func() error { return errString(c.EnsureTopics(t.Context(), true)) })
+		both := func(m *Member) {
+			m.AwaitAssigned(t, 0)
+			m.AwaitAssigned(t, 1)
 		}
-
-		if created, err := r.Admin.CreateTopic(t.Context(), 3, 1, nil, "o-"+r.Job+".decision"); errors.Join(err, created.Err) != nil {
-			t.Fatal(err, created.Err)
+		both(m)
+		beats := net.Drop(kmsg.Heartbeat)
+		defer beats.Heal()
+		<-losing
+		beats.Heal()
+		// Everybody else goes on, and so does our fetching.
+		joins, others := net.Sent(kmsg.JoinGroup), NewNetwork()
+		other := r.Join(t, func(c *consume.Config) { c.Dial, c.SessionTimeout = others.Dial, 2*time.Second })
+		both(other)
+		r.Write(t, 0, "a")
+		m.Start(0, 1, 0, -1)
+		m.Log.AwaitValues(t, 0, 1, "a")
+		m.Stop(0)
+		Eventually(t, func() error {
+			if n := others.Sent(kmsg.Heartbeat); n < 4 { // so long a time that we would have joined again
+				return fmt.Errorf("the other member's heartbeats: %d", n)
+			}
+			return nil
+		})
+		if got := m.Log.Calls(); len(got) != 1 || net.Sent(kmsg.JoinGroup) != joins {
+			t.Fatalf("joined again while the lanes were ending; calls: %q", got)
 		}
-		other := r.Open(t, func(c *consume.Config) { c.Job = "o-" + r.Job })
-		refused(other.EnsureTopics(t.Context(), true), checkpoint.ReasonTopicConfig, "3 partitions")
+		other.Leave()
+		close(ended)
+		both(m)
+		equal(t, m.Log.Calls(), "assigned [0 1]", "lost [0 1]", "assigned [0 1]")
 	})
-}
 
-// errString keeps a refusal from ending Eventually: here it may pass.
-func errString(err error) error {
-	if err == nil {
-		return nil
-	}
-	return errors.New(err.Error())
+	t.Run("how far the partitions go", func(t *testing.T) {
+		r := NewRig(t, brokers, 2)
+		if ends, err := r.Open(t, nil).Ends(t.Context()); len(ends) > 0 || err != nil {
+			t.Fatalf("a member of nothing: %v, %v", ends, err)
+		}
+		m := r.JoinAll(t, 2, nil)
+		r.Write(t, 0, "a", "b", "c")
+		f := r.Foreign(t, r.Topic, 1, "open")
+		ends, err := m.Ends(t.Context())
+		if want := map[int32]int64{0: 3, 1: 1}; err != nil || !maps.Equal(ends, want) {
+			t.Fatalf("got %v, %v, want %v", ends, err, want)
+		}
+		f.End(kgo.TryAbort)
+	})
 }

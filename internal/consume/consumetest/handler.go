@@ -21,9 +21,11 @@ type Delivery struct {
 	Err       error // of Failed
 }
 
-// Log is a Handler that notes everything. Revoked waits for OnRevoked.
+// Log is a Handler that notes everything. Revoked and Lost wait for OnRevoked
+// and OnLost.
 type Log struct {
 	OnRevoked func(ctx context.Context, partitions []int32) // may be set before the first
+	OnLost    func(partitions []int32)                      // likewise
 
 	mu         sync.Mutex
 	calls      []string
@@ -58,7 +60,12 @@ func (l *Log) Revoked(ctx context.Context, ps []int32) {
 }
 
 // Lost implements consume.Handler.
-func (l *Log) Lost(ps []int32) { l.note(fmt.Sprint("lost ", ps), nil) }
+func (l *Log) Lost(ps []int32) {
+	if l.OnLost != nil {
+		l.OnLost(ps)
+	}
+	l.note(fmt.Sprint("lost ", ps), nil)
+}
 
 // Deliver implements consume.Handler.
 func (l *Log) Deliver(p int32, session uint64, rs []event.Record, bytes int, end int64) {

@@ -309,7 +309,7 @@ func MustBe(t testing.TB, c *consume.Client, lane checkpoint.Lane, next int64, d
 func State(t testing.TB, o checkpoint.Owner, from int64) (got []string) {
 	t.Helper()
 	last := int64(-1)
-	err := o.ReadState(t.Context(), from, func(offset int64, data []byte) error {
+	err := o.ReadState(t.Context(), from, func() {}, func(offset int64, data []byte) error {
 		if offset < from || offset <= last {
 			return fmt.Errorf("offset %d came after %d, from %d", offset, last, from)
 		}

@@ -1,0 +1,641 @@
+package pipeline_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"billing/internal/aggregate"
+	"billing/internal/checkpoint"
+	"billing/internal/checkpoint/checkpointtest"
+	"billing/internal/event"
+	"billing/internal/pipeline"
+)
+
+// rig is a lane at work on fake servers, in virtual time.
+type rig struct {
+	t     *testing.T
+	world *checkpointtest.World
+	lanes *pipeline.Pipeline
+	topic *topic
+	nets  *list
+}
+
+// list is a list that two goroutines use.
+type list struct {
+	mu sync.Mutex
+	s  []string
+}
+
+func (l *list) add(s string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.s = append(l.s, s)
+}
+
+func (l *list) all() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return append([]string(nil), l.s...)
+}
+
+// topic is partition 0 as the lanes' source: it keeps its records and delivers
+// them one by one from where a session starts.
+type topic struct {
+	mu      sync.Mutex
+	records []event.Record
+	handler *pipeline.Pipeline
+	session uint64
+	next    int64
+	paused  bool
+	pauses  int
+	tail    int64 // where SkipTail ends
+	skips   int
+	unread  error // delivered instead of records
+}
+
+func (s *topic) Start(_ int32, session uint64, offset int64, _ int32) {
+	s.mu.Lock()
+	s.session, s.next = session, offset
+	s.mu.Unlock()
+	s.pump()
+}
+
+func (s *topic) Stop(int32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.session = 0
+}
+
+func (s *topic) Pause(int32) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.paused = true
+	s.pauses++
+}
+
+func (s *topic) Resume(int32) {
+	s.mu.Lock()
+	s.paused = false
+	s.mu.Unlock()
+	go s.pump()
+}
+
+func (s *topic) Assigned(int32) bool { return true }
+
+func (s *topic) SkipTail(_ context.Context, _ int32, from int64) (int64, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.skips++
+	return max(from, s.tail), nil
+}
+
+// pump delivers what is there, until the lane pauses the partition.
+func (s *topic) pump() {
+	for {
+		s.mu.Lock()
+		if s.session == 0 || s.paused || s.next >= int64(len(s.records)) && s.unread == nil {
+			s.mu.Unlock()
+			return
+		}
+		session, err := s.session, s.unread
+		if err != nil {
+			s.session = 0
+			s.mu.Unlock()
+			s.handler.Failed(0, session, err)
+			return
+		}
+		r := s.records[s.next]
+		s.next++
+		end := int64(len(s.records))
+		s.mu.Unlock()
+		s.handler.Deliver(0, session, []event.Record{r}, len(r.Value), end)
+	}
+}
+
+func (s *topic) append(values ...string) {
+	s.mu.Lock()
+	for _, v := range values {
+		r := event.Record{Offset: int64(len(s.records)), LeaderEpoch: 1, Value: []byte(v)}
+		if v == "control" {
+			r.Value, r.Control = nil, true
+		}
+		s.records = append(s.records, r)
+	}
+	s.mu.Unlock()
+	s.pump()
+}
+
+func (s *topic) count() (skips, pauses int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.skips, s.pauses
+}
+
+func newRig(t *testing.T, change func(*pipeline.Config)) *rig {
+	t.Helper()
+	r := &rig{t: t, world: checkpointtest.NewWorld(checkpoint.Lane{Topic: "in"}, 2), topic: &topic{}, nets: &list{}}
+	r.world.LogEnd = 1 << 40
+	cfg := pipeline.Config{
+		Job: &checkpoint.Job{
+			Name: "job", Topic: "in", Set: checkpoint.UUID{1}, Fingerprint: "f", FirstStart: true,
+			Kafka: r.world, Shards: r.world.Shards(), Limits: checkpoint.DefaultLimits(30 * time.Second),
+			Listener: checkpoint.Listener{Net: func(_ checkpoint.Lane, net string, _ error) { r.nets.add(net) }},
+		},
+		Interval: time.Second, MaxRecords: 100, MaxBytes: 1 << 30,
+		Lateness: time.Hour, Skew: 5 * time.Minute, MaxIDs: 1 << 40, Window: time.Hour, Ledger: true,
+		Decoder:      event.Config{TypePrefix: "com.example.billing.", Currencies: []string{"USD"}},
+		StoppedRetry: time.Minute, IdleMove: time.Minute,
+		Now: time.Now, Logger: slog.New(slog.DiscardHandler),
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	r.lanes = pipeline.New(cfg)
+	r.topic.handler = r.lanes
+	r.lanes.Bind(r.topic)
+	return r
+}
+
+// run assigns the partition, runs the test, and has the lane let go.
+func (r *rig) run(fn func()) {
+	r.lanes.Assigned([]int32{0})
+	fn()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	r.lanes.Revoked(ctx, []int32{0})
+	if left := r.lanes.Status(); len(left) != 0 {
+		r.t.Errorf("a lane is left: %+v", left)
+	}
+	if err := r.world.Sound(); err != nil {
+		r.t.Error(err)
+	}
+}
+
+func (r *rig) status() pipeline.Status {
+	r.t.Helper()
+	all := r.lanes.Status()
+	if len(all) != 1 {
+		r.t.Fatalf("%d lanes", len(all))
+	}
+	return all[0]
+}
+
+// sleep lets virtual time pass until everything waits again.
+func sleep(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+// epochs is the number of records of each committed epoch on a shard.
+func (r *rig) epochs(shard int) (in []int64) {
+	for _, c := range r.world.AppliedOn(shard) {
+		in = append(in, c.(*aggregate.Epoch).Counts.In)
+	}
+	return in
+}
+
+func (r *rig) counts() (c aggregate.Counts) {
+	for _, x := range r.world.AppliedOn(0) {
+		k := x.(*aggregate.Epoch).Counts
+		c.In += k.In
+		c.Applied += k.Applied
+		c.Duplicates += k.Duplicates
+		c.Conflicts += k.Conflicts
+		c.Rejected += k.Rejected
+	}
+	return c
+}
+
+func message(id string, at time.Time) string {
+	return `{"specversion":"1.0","id":"` + id + `","source":"/s","type":"com.example.billing.charge.v1","subject":"a","time":"` +
+		at.UTC().Format(time.RFC3339Nano) + `","data":{"amount":"1","currency":"USD"}}`
+}
+
+func messages(from, to int) (out []string) {
+	for i := from; i < to; i++ {
+		out = append(out, message(fmt.Sprint(i), time.Now()))
+	}
+	return out
+}
+
+func want(t *testing.T, what string, got, wanted any) {
+	t.Helper()
+	if fmt.Sprint(got) != fmt.Sprint(wanted) {
+		t.Errorf("%s: got %v, want %v", what, got, wanted)
+	}
+}
+
+// TestBarrier: an epoch ends after the interval, counted from its first record,
+// or when it is full; no records, no epoch.
+func TestBarrier(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.run(func() {
+			sleep(10 * time.Second)
+			want(t, "epochs without a record", r.epochs(0), []int64(nil))
+			r.topic.append(messages(0, 3)...)
+			sleep(900 * time.Millisecond)
+			want(t, "epochs before the interval is over", r.epochs(0), []int64(nil))
+			sleep(200 * time.Millisecond)
+			want(t, "epochs after it", r.epochs(0), []int64{3})
+			r.topic.append(messages(3, 253)...)
+			sleep(time.Millisecond)
+			want(t, "full epochs", r.epochs(1), []int64{3, 100, 100})
+			sleep(time.Second)
+			want(t, "the rest", r.epochs(1), []int64{3, 100, 100, 50})
+			s := r.status()
+			if s.Next != 253 || s.Seq != 4 || s.Pending || s.Behind() != 0 || s.State != pipeline.Running || s.IDs != 253 {
+				t.Errorf("status: %+v", s)
+			}
+		})
+	})
+}
+
+// TestOneInFlightOneFilling: while an epoch waits for a shard the next one is
+// filled, and when that is full too the partition is paused; nothing is lost.
+func TestOneInFlightOneFilling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(c *pipeline.Config) { c.MaxRecords = 10 })
+		gate := make(chan struct{})
+		r.world.Before(func(_ context.Context, call string) {
+			if call == "XA PREPARE on s1" {
+				<-gate
+			}
+		})
+		r.run(func() {
+			big := messages(0, 400)
+			for i := range big {
+				big[i] = big[i][:len(big[i])-1] + `,"pad":"` + string(make([]byte, 0)) + fmt.Sprintf("%0100000d", i) + `"}`
+			}
+			r.topic.append(big...)
+			sleep(time.Second)
+			s := r.status()
+			want(t, "taken: one epoch in flight, one filled", s.Position, 20)
+			want(t, "epochs", r.epochs(0), []int64(nil))
+			if _, pauses := r.topic.count(); pauses != 1 {
+				t.Errorf("the partition was paused %d times", pauses)
+			}
+			if !s.Pending || !s.InFlight {
+				t.Errorf("status: %+v", s)
+			}
+			close(gate)
+			sleep(10 * time.Second)
+			want(t, "records", r.counts(), aggregate.Counts{In: 400, Applied: 400})
+		})
+	})
+}
+
+// TestMaxIDs: beyond the bound the lane pauses and says so; what was restored
+// counts; and it goes on when the rule forgets ids.
+func TestMaxIDs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		<-time.After(48 * time.Hour) // away from the year 2000, before which no event is
+		r := newRig(t, func(c *pipeline.Config) { c.MaxIDs = 50 })
+		r.run(func() {
+			now := time.Now()
+			for i := range 49 {
+				r.topic.append(message(fmt.Sprint(i), now.Add(-10*time.Hour)))
+			}
+			sleep(2 * time.Second)
+			want(t, "below the bound", r.counts(), aggregate.Counts{In: 49, Applied: 49})
+			// The last one moves the horizon: the 49 are forgotten by the rule, and
+			// their memory is given back when the epoch is frozen.
+			r.topic.append(message("new", now), message("next", now))
+			sleep(5 * time.Second)
+			s := r.status()
+			if s.State != pipeline.Running || s.Next != 51 {
+				t.Errorf("the lane did not go on after ids were forgotten: %+v", s)
+			}
+		})
+	})
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(c *pipeline.Config) { c.MaxIDs = 50 })
+		r.run(func() {
+			r.topic.append(messages(0, 60)...)
+			sleep(5 * time.Second)
+			s := r.status()
+			if s.State != pipeline.Paused || s.Reason != pipeline.PausedByMaxIDs || s.Next != 50 || s.Message == "" {
+				t.Errorf("status: %+v", s)
+			}
+		})
+		// The next owner in this process has the restored ids from the start.
+		r.run(func() {
+			sleep(5 * time.Second)
+			if s := r.status(); s.State != pipeline.Paused || s.IDs != 50 {
+				t.Errorf("status after a restart: %+v", s)
+			}
+		})
+	})
+}
+
+// TestIdleLaneFollowsTail: the offset of a lane without records follows a tail
+// that has none, once a minute, and markers that come late break nothing.
+func TestIdleLaneFollowsTail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.run(func() {
+			r.topic.append(messages(0, 5)...)
+			sleep(2 * time.Second)
+			r.topic.mu.Lock()
+			r.topic.tail = 8
+			r.topic.mu.Unlock()
+			sleep(50 * time.Second)
+			if skips, _ := r.topic.count(); skips != 0 {
+				t.Errorf("looked %d times before the lane was idle for a minute", skips)
+			}
+			sleep(30 * time.Second)
+			s := r.status()
+			if s.Next != 8 || s.Seq != 1 {
+				t.Errorf("status: %+v", s)
+			}
+			// Control records at offsets that the lane has passed already.
+			r.topic.append("control")
+			synctest.Wait()
+			want(t, "position after a late marker", r.status().Position, 8)
+			r.topic.append("control", "control")
+			r.topic.append(messages(8, 10)...)
+			sleep(3 * time.Second)
+			s = r.status()
+			if s.State != pipeline.Running || s.Next != 10 || s.Seq != 2 {
+				t.Errorf("after late markers: %+v", s)
+			}
+			want(t, "the next epoch begins where the last one ended", r.world.Shard(0).From(2), 5)
+		})
+	})
+}
+
+// TestRevokedFinishesInFlight: the epoch in flight is finished, what was being
+// filled is dropped and read again by the next owner.
+func TestRevokedFinishesInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.world.Before(func(ctx context.Context, call string) {
+			if call == "XA PREPARE on s1" {
+				select {
+				case <-time.After(3 * time.Second): // a slow shard
+				case <-ctx.Done():
+				}
+			}
+		})
+		r.run(func() {
+			r.topic.append(messages(0, 110)...)
+			synctest.Wait()
+		})
+		want(t, "epochs after the revocation", r.epochs(0), []int64{100})
+		r.run(func() { sleep(5 * time.Second) })
+		want(t, "records", r.counts(), aggregate.Counts{In: 110, Applied: 110})
+	})
+}
+
+// TestRevokedDropsWhatHangs: an epoch that can't be finished in the time that
+// the group gives is rolled back, and the lane has let go.
+func TestRevokedDropsWhatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		var once sync.Once
+		r.world.Before(func(ctx context.Context, call string) {
+			if call == "XA PREPARE on s1" {
+				once.Do(func() { <-ctx.Done() })
+			}
+		})
+		r.run(func() {
+			r.topic.append(messages(0, 5)...)
+			sleep(2 * time.Second)
+		})
+		want(t, "epochs", r.epochs(0), []int64(nil))
+		for i := range 2 {
+			want(t, "prepared", r.world.Shard(i).PreparedNow(), []checkpoint.GTRID(nil))
+		}
+		r.run(func() { sleep(5 * time.Second) })
+		want(t, "records", r.counts(), aggregate.Counts{In: 5, Applied: 5})
+	})
+}
+
+// TestRowsThatOnlyTheLedgerKnew come out as duplicates in the next session, on
+// whichever shards they were met.
+func TestRowsThatOnlyTheLedgerKnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		row := func(b *checkpoint.Branch, shard int) []checkpoint.ExistingRow {
+			for _, p := range b.Contents.(*aggregate.Epoch).Parts {
+				for _, l := range p.Ledger {
+					if l.Offset == int64(10+shard) {
+						return []checkpoint.ExistingRow{{Key: l.Key, Content: l.Content, Offset: 2, Time: l.Time}}
+					}
+				}
+			}
+			return nil
+		}
+		for i := range 2 {
+			r.world.Shard(i).Exists = func(b *checkpoint.Branch) []checkpoint.ExistingRow { return row(b, i) }
+		}
+		r.run(func() {
+			r.topic.append(messages(0, 20)...)
+			sleep(10 * time.Second)
+		})
+		want(t, "records", r.counts(), aggregate.Counts{In: 20, Applied: 18, Duplicates: 2})
+		want(t, "nets", r.nets.all(), []string{"ledger", "ledger"})
+		// What both shards said was learnt at once.
+		want(t, "sessions", r.world.Decisions[len(r.world.Decisions)-1].Incarnation, 2)
+	})
+}
+
+// TestLaneThatGetsNowhere: sessions that fail again and again are counted until
+// the lane moves, also when each of them recovers well.
+func TestLaneThatGetsNowhere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		var broken atomic.Bool
+		broken.Store(true)
+		r.world.Plan(func(_ int, call string) checkpointtest.Fault {
+			if broken.Load() && call == "XA PREPARE on s1" {
+				return checkpointtest.Failed
+			}
+			return checkpointtest.None
+		})
+		r.run(func() {
+			began := time.Now()
+			r.topic.append(messages(0, 5)...)
+			sleep(time.Minute)
+			s := r.status()
+			if s.Failures < 5 || s.LastError == "" || s.Moved.After(began) {
+				t.Errorf("status: %+v", s)
+			}
+			broken.Store(false)
+			sleep(10 * time.Second)
+			if s := r.status(); s.Failures != 0 || s.LastError != "" || s.Next != 5 || s.State != pipeline.Running {
+				t.Errorf("after the repair: %+v", s)
+			}
+			broken.Store(true)
+			r.topic.append(messages(5, 6)...)
+			sleep(1300 * time.Millisecond)
+			if s := r.status(); s.Failures == 0 || s.Failures > 3 {
+				t.Errorf("the next trouble is counted from its own beginning: %+v", s)
+			}
+			broken.Store(false)
+		})
+	})
+}
+
+// TestStoppedLaneLooksAgain: a refusal stops the lane, with reason and next
+// step, and a repair needs no restart.
+func TestStoppedLaneLooksAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.run(func() {
+			r.topic.append(messages(0, 5)...)
+			sleep(2 * time.Second)
+		})
+		was := r.world.Metadata()
+		r.world.SetOffset(0, "")
+		r.run(func() {
+			sleep(30 * time.Second)
+			s := r.status()
+			if s.State != pipeline.Stopped || s.Reason != checkpoint.ReasonOffsetReset || s.Message == "" {
+				t.Errorf("status: %+v", s)
+			}
+			r.world.With(func() { r.world.SetOffset(5, was) })
+			sleep(time.Minute)
+			if s := r.status(); s.State != pipeline.Running || s.Reason != "" {
+				t.Errorf("after the repair: %+v", s)
+			}
+		})
+	})
+}
+
+// TestRefusalEndsTheProcess: it reaches whoever runs the pipeline, once.
+func TestRefusalEndsTheProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.run(func() { sleep(time.Second) })
+		r.world.Partitions++
+		r.run(func() {
+			sleep(5 * time.Minute)
+			select {
+			case err := <-r.lanes.Fatal():
+				if refused := checkpoint.AsRefusal(err); refused == nil || refused.Reason != checkpoint.ReasonPartitionsChanged {
+					t.Errorf("got %v", err)
+				}
+			default:
+				t.Error("nobody was told")
+			}
+		})
+		select {
+		case err := <-r.lanes.Fatal():
+			t.Errorf("a second time: %v", err)
+		default:
+		}
+	})
+}
+
+// TestUnreadable: what can't be read on ends the session; a refusal stops the
+// lane, anything else starts a new session.
+func TestUnreadable(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.run(func() {
+			r.topic.append(messages(0, 5)...)
+			sleep(2 * time.Second)
+			r.topic.mu.Lock()
+			r.topic.unread = &checkpoint.Refusal{Reason: checkpoint.ReasonOffsetOutOfRange, What: "in/0", Wrong: "w", Next: "n"}
+			r.topic.mu.Unlock()
+			r.topic.pump()
+			sleep(5 * time.Second)
+			if s := r.status(); s.State != pipeline.Stopped || s.Reason != checkpoint.ReasonOffsetOutOfRange || s.Next != 5 {
+				t.Errorf("status: %+v", s)
+			}
+			r.topic.mu.Lock()
+			r.topic.unread = nil
+			r.topic.mu.Unlock()
+			r.topic.append(messages(5, 8)...)
+			sleep(2 * time.Minute)
+			want(t, "records", r.counts(), aggregate.Counts{In: 8, Applied: 8})
+		})
+	})
+}
+
+// TestDrain: a pipeline that is drained starts no lane any more.
+func TestDrain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.lanes.Assigned([]int32{0})
+		sleep(time.Second)
+		r.lanes.Drain(t.Context())
+		r.lanes.Assigned([]int32{0, 1})
+		if left := r.lanes.Status(); len(left) != 0 {
+			t.Errorf("%d lanes", len(left))
+		}
+	})
+}
+
+// TestStreamOfRowsThatOnlyTheLedgerKnew: ids that come again after they were
+// forgotten, one after the other: the epoch that meets them is tried again as it
+// was, not with what has arrived since, or the lane would never get through.
+func TestStreamOfRowsThatOnlyTheLedgerKnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		known := map[[16]byte]bool{}
+		r.world.Shard(0).Exists = func(b *checkpoint.Branch) (rows []checkpoint.ExistingRow) {
+			for _, p := range b.Contents.(*aggregate.Epoch).Parts {
+				for _, l := range p.Ledger {
+					if !known[l.Key] {
+						known[l.Key] = true
+						rows = append(rows, checkpoint.ExistingRow{Key: l.Key, Offset: -1, Time: l.Time})
+					}
+				}
+			}
+			return rows
+		}
+		r.run(func() {
+			for i := range 200 {
+				r.topic.append(messages(i, i+1)...)
+				sleep(500 * time.Millisecond)
+			}
+			if s := r.status(); s.Next < 150 {
+				t.Errorf("got to offset %d of 200 while they came: %+v", s.Next, s)
+			}
+			sleep(time.Minute)
+			want(t, "records", r.counts(), aggregate.Counts{In: 200, Conflicts: 200})
+		})
+	})
+}
+
+// slowShard takes a second for each record of a branch.
+type slowShard struct{ checkpoint.Shard }
+
+func (s slowShard) Prepare(ctx context.Context, b *checkpoint.Branch) error {
+	select {
+	case <-time.After(time.Duration(b.Counts.In) * time.Second):
+		return s.Shard.Prepare(ctx, b)
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", checkpoint.ErrRolledBack, ctx.Err())
+	}
+}
+
+// TestSlowShard: an epoch that takes a shard too long is tried again with fewer
+// records, so that epochs go on completing.
+func TestSlowShard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(c *pipeline.Config) {
+			c.MaxRecords = 1000
+			c.Job.Limits.Prepare = 150 * time.Second
+			for i, s := range c.Job.Shards {
+				c.Job.Shards[i] = slowShard{s}
+			}
+		})
+		r.run(func() {
+			r.topic.append(messages(0, 1000)...)
+			sleep(2 * time.Hour)
+			want(t, "records", r.counts(), aggregate.Counts{In: 1000, Applied: 1000})
+			if s := r.status(); s.Failures != 0 || s.State != pipeline.Running {
+				t.Errorf("status: %+v", s)
+			}
+		})
+	})
+}
