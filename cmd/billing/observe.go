@@ -46,16 +46,6 @@ func (v *view) waitOf(lane checkpoint.Lane) string {
 	return v.waits[lane.String()]
 }
 
-// why is what an operator is told of a lane that does not work.
-func (v *view) why(s *pipeline.Status) string {
-	for _, why := range []string{s.Message, v.waitOf(s.Lane), s.LastError} {
-		if why != "" {
-			return why
-		}
-	}
-	return "on its way"
-}
-
 func (v *view) status() []pipeline.Status {
 	if p := v.lanes.Load(); p != nil {
 		return p.Status()
@@ -81,23 +71,52 @@ func (v *view) health() admin.Report {
 		r.Notes = append(r.Notes, problem)
 	}
 	for _, s := range v.status() {
-		l := admin.Lane{Lane: s.Lane.String(), State: string(s.State), Since: s.Since, Why: s.Message}
-		switch {
-		case s.State == pipeline.Running && s.Failures == 0 && s.Stalled() <= stuckAfter:
-		case s.State == pipeline.Stopped, s.State == pipeline.Paused:
-			l.Stuck = true
-		case s.Failures >= stuckFailures:
-			l.Stuck = true
-			l.Why = fmt.Sprintf("%d sessions have failed since the lane last moved at %s, the last one: %s", s.Failures, s.Moved.UTC().Format(time.RFC3339), s.LastError)
-		case s.Stalled() > stuckAfter:
-			l.Stuck = true
-			l.Why = fmt.Sprintf("records are waiting and nothing was decided for %s: %s", s.Stalled().Round(time.Second), v.why(&s))
-		default:
-			l.Why = v.why(&s)
-		}
-		r.Lanes = append(r.Lanes, l)
+		r.Lanes = append(r.Lanes, laneHealth(&s, v.waitOf(s.Lane)))
 	}
 	return r
+}
+
+// laneHealth is what an operator is told of a lane. wait is the last answer that
+// was not what the lane asked for, "" for none.
+func laneHealth(s *pipeline.Status, wait string) admin.Lane {
+	l := admin.Lane{Lane: s.Lane.String(), State: string(s.State), Since: s.Since, Why: s.Message}
+	switch {
+	case s.State == pipeline.Stopped, s.State == pipeline.Paused:
+		l.Stuck = true
+	case s.Failing() >= stuckFailures:
+		l.Stuck = true
+		l.Why = fmt.Sprintf("%d sessions have failed since the lane last moved at %s, the last one: %s", s.Failures, s.Moved.UTC().Format(time.RFC3339), s.LastError)
+	case s.Stalled() > stuckAfter:
+		l.Stuck = true
+		l.Why = fmt.Sprintf("records are waiting and nothing was decided for %s: %s", s.Stalled().Round(time.Second), why(s, wait))
+	case s.State != pipeline.Running || s.Failing() > 0:
+		l.Why = why(s, wait)
+	}
+	return l
+}
+
+// why is what is known of a lane that does not work.
+func why(s *pipeline.Status, wait string) string {
+	for _, w := range []string{s.Message, wait, s.LastError} {
+		if w != "" {
+			return w
+		}
+	}
+	return "on its way"
+}
+
+// laneReady says why a lane is not ready, "" for one that is: it has recovered,
+// and its last decision is young or there is nothing to do.
+func laneReady(s *pipeline.Status, wait string, young time.Duration) string {
+	switch {
+	case s.State != pipeline.Running:
+		return fmt.Sprintf("lane %s is %s: %s", s.Lane, s.State, why(s, wait))
+	case s.Failing() > 0:
+		return fmt.Sprintf("lane %s has recovered and not moved since: %s", s.Lane, s.LastError)
+	case s.Stalled() > young:
+		return fmt.Sprintf("lane %s has records waiting and made no decision for %s: %s", s.Lane, s.Stalled().Round(time.Second), why(s, wait))
+	}
+	return ""
 }
 
 func (v *view) groupProblem() string {
@@ -127,13 +146,8 @@ func (v *view) ready() (bool, string) {
 		return false, "joining the consumer group"
 	}
 	for _, s := range v.status() {
-		switch {
-		case s.State != pipeline.Running:
-			return false, fmt.Sprintf("lane %s is %s: %s", s.Lane, s.State, v.why(&s))
-		case s.Failures > 0:
-			return false, fmt.Sprintf("lane %s has recovered and not moved since: %s", s.Lane, s.LastError)
-		case s.Stalled() > v.young():
-			return false, fmt.Sprintf("lane %s has records waiting and made no decision for %s: %s", s.Lane, s.Stalled().Round(time.Second), v.why(&s))
+		if not := laneReady(&s, v.waitOf(s.Lane), v.young()); not != "" {
+			return false, not
 		}
 	}
 	return true, ""

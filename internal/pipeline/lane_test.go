@@ -2,6 +2,7 @@ package pipeline_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -479,6 +480,27 @@ func TestLaneThatGetsNowhere(t *testing.T) {
 				t.Errorf("the next trouble is counted from its own beginning: %+v", s)
 			}
 			broken.Store(false)
+		})
+		// A lane that failed, recovered and has nothing to do is well again.
+		r.run(func() {
+			sleep(time.Second)
+			r.lanes.Failed(0, 0, nil) // of no session: dropped
+			r.topic.mu.Lock()
+			r.topic.unread = errors.New("a broker's bad day")
+			r.topic.mu.Unlock()
+			r.topic.pump()
+			synctest.Wait()
+			r.topic.mu.Lock()
+			r.topic.unread = nil
+			r.topic.mu.Unlock()
+			sleep(5 * time.Second)
+			if s := r.status(); s.State != pipeline.Running || s.Failing() != 1 {
+				t.Errorf("just recovered: %+v", s)
+			}
+			sleep(time.Minute)
+			if s := r.status(); s.Failing() != 0 {
+				t.Errorf("idle for a minute: %+v", s)
+			}
 		})
 	})
 }

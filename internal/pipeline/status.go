@@ -46,6 +46,19 @@ type Status struct {
 // Behind is the number of offsets that are not decided; 0 when unknown.
 func (s *Status) Behind() int64 { return max(0, s.End-s.Next) }
 
+// calm is how long a lane that has recovered, and has nothing to do, counts as
+// one that may fail again: a failure shows when there is something to do.
+const calm = 30 * time.Second
+
+// Failing is the number of sessions that have failed since the lane last moved,
+// 0 once it runs well with nothing to do.
+func (s *Status) Failing() int {
+	if s.State == Running && !s.Pending && time.Since(s.Since) > calm {
+		return 0
+	}
+	return s.Failures
+}
+
 // Stalled is for how long the lane has had records to decide and decided
 // nothing.
 func (s *Status) Stalled() time.Duration {
