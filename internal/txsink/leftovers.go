@@ -136,7 +136,7 @@ func (s *shard) Prepared(ctx context.Context, prefix string) (gtrids []checkpoin
 // askListed asks the server for the list, for all who wait for it.
 func (s *shard) askListed(ctx context.Context) (xids []XID, err error) {
 	err = s.with(ctx, func(c *conn) error {
-		xids, err = listed(ctx, c.Conn)
+		xids, err = listed(ctx, c.Conn.Conn)
 		return err
 	})
 	if err != nil {

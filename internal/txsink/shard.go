@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 
 	"github.com/go-sql-driver/mysql"
+	"github.com/jmoiron/sqlx"
 
 	"billing/internal/checkpoint"
 )
@@ -20,7 +21,7 @@ type shard struct {
 	name   string
 	cfg    *Config
 	driver *mysql.Config // of db; never logged, it has the password
-	db     *sql.DB
+	db     *sqlx.DB
 	bursts chan struct{} // holds a token for each burst that runs; its capacity is their bound
 
 	known   atomic.Pointer[known] // what Check found; nil before
@@ -56,7 +57,7 @@ var errNotChecked = errors.New("the shard is used before the start-up check has 
 // recorded, writable server. XA runs on nothing else: a pooled connection with
 // an open branch would swallow other callers' writes.
 type conn struct {
-	*sql.Conn
+	*sqlx.Conn
 	id    int64 // CONNECTION_ID()
 	known *known
 }
@@ -69,7 +70,7 @@ func (s *shard) take(ctx context.Context) (*conn, error) {
 		return nil, errNotChecked
 	}
 	for try := 0; ; try++ {
-		sc, err := s.db.Conn(ctx)
+		sc, err := s.db.Connx(ctx)
 		if err != nil {
 			return nil, fmt.Errorf("connect: %w", err)
 		}
@@ -170,23 +171,36 @@ func (s *shard) LaneRow(ctx context.Context, lane checkpoint.Lane) (row checkpoi
 }
 
 func laneRow(ctx context.Context, c *conn, lane checkpoint.Lane) (row checkpoint.LaneRow, found bool, err error) {
-	err = c.QueryRowContext(ctx, "SELECT incarnation, seq, offset_next FROM billing_lane"+laneWhere(lane)).
-		Scan(&row.Incarnation, &row.Seq, &row.Next)
+	var r struct {
+		Incarnation int64 `db:"incarnation"`
+		Seq         int64 `db:"seq"`
+		Next        int64 `db:"offset_next"`
+	}
+	err = c.GetContext(ctx, &r, "SELECT incarnation, seq, offset_next FROM billing_lane"+laneWhere(lane))
 	if errors.Is(err, sql.ErrNoRows) {
 		return row, false, nil
 	}
 	if err != nil {
 		return row, false, fmt.Errorf("read billing_lane: %w", err)
 	}
-	return row, true, nil
+	return checkpoint.LaneRow(r), true, nil
 }
 
 // EpochRow reads the row of the lane's epoch; false without one.
 func (s *shard) EpochRow(ctx context.Context, lane checkpoint.Lane, seq int64) (row checkpoint.EpochRow, found bool, err error) {
 	err = s.with(ctx, func(c *conn) error {
-		err := c.QueryRowContext(ctx, "SELECT gtrid, offset_next, records_in, applied, duplicates, conflicts, rejected, digest FROM billing_epoch"+
-			laneWhere(lane)+" AND seq = "+strconv.FormatInt(seq, 10)).
-			Scan(&row.GTRID, &row.Next, &row.Counts.In, &row.Counts.Applied, &row.Counts.Duplicates, &row.Counts.Conflicts, &row.Counts.Rejected, &row.Digest)
+		var r struct {
+			GTRID      checkpoint.GTRID `db:"gtrid"`
+			Next       int64            `db:"offset_next"`
+			In         int64            `db:"records_in"`
+			Applied    int64            `db:"applied"`
+			Duplicates int64            `db:"duplicates"`
+			Conflicts  int64            `db:"conflicts"`
+			Rejected   int64            `db:"rejected"`
+			Digest     []byte           `db:"digest"`
+		}
+		err := c.GetContext(ctx, &r, "SELECT gtrid, offset_next, records_in, applied, duplicates, conflicts, rejected, digest FROM billing_epoch"+
+			laneWhere(lane)+" AND seq = "+strconv.FormatInt(seq, 10))
 		if errors.Is(err, sql.ErrNoRows) {
 			return nil
 		}
@@ -194,6 +208,10 @@ func (s *shard) EpochRow(ctx context.Context, lane checkpoint.Lane, seq int64) (
 			return fmt.Errorf("read billing_epoch: %w", err)
 		}
 		found = true
+		row = checkpoint.EpochRow{
+			GTRID: r.GTRID, Next: r.Next, Digest: r.Digest,
+			Counts: checkpoint.Counts{In: r.In, Applied: r.Applied, Duplicates: r.Duplicates, Conflicts: r.Conflicts, Rejected: r.Rejected},
+		}
 		return nil
 	})
 	return row, found, err

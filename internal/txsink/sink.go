@@ -25,6 +25,7 @@ import (
 	"time"
 
 	"github.com/go-sql-driver/mysql"
+	"github.com/jmoiron/sqlx"
 
 	"billing/internal/checkpoint"
 )
@@ -164,12 +165,12 @@ const controlConns = 8
 
 // newPool makes a shard's pool. Idle connections are closed long before the
 // server would close them.
-func newPool(driverConfig *mysql.Config, cfg *Config) (*sql.DB, error) {
+func newPool(driverConfig *mysql.Config, cfg *Config) (*sqlx.DB, error) {
 	connector, err := mysql.NewConnector(driverConfig)
 	if err != nil {
 		return nil, errDSN
 	}
-	db := sql.OpenDB(connector)
+	db := sqlx.NewDb(sql.OpenDB(connector), "mysql")
 	db.SetMaxOpenConns(cfg.Bursts + controlConns)
 	db.SetMaxIdleConns(cfg.Bursts + controlConns)
 	db.SetConnMaxIdleTime(cfg.IdleTimeout / 2)
