@@ -59,7 +59,6 @@ func (s *Session) settleAll(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("settle: %w", err)
 	}
-	s.epochNext = d.Next
 	if d.Seq > 0 {
 		s.arrived(rows)
 		s.count(d, rows[0].Counts, true)

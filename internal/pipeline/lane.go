@@ -50,9 +50,6 @@ type retried struct {
 	maxRecords int64
 }
 
-// leastRecords is how far an epoch that fails is made smaller.
-const leastRecords = 100
-
 func newLane(p *Pipeline, partition int32) *lane {
 	id := checkpoint.Lane{Topic: p.cfg.Job.Topic, Partition: partition}
 	l := &lane{

@@ -84,7 +84,7 @@ func newWork(l *lane, s *checkpoint.Session, state *dedup.State) *work {
 }
 
 // adopt adds ids that a ledger has and the restored state had not: their records
-// come out as duplicates, where before they failed the whole epoch. The time
+// come out as duplicates, or conflicts where the content differs, where before they failed the whole epoch. The time
 // that comes with them is one at which the record that failed was not too old,
 // so that the entry is still alive when that record is met again.
 func (w *work) adopt(rows []checkpoint.ExistingRow) {
@@ -307,9 +307,11 @@ func (w *work) done(r result) error {
 		return r.err
 	}
 	if r.epoch != nil {
-		w.l.retried = retried{maxRecords: w.l.retried.maxRecords * 2}
-		if w.l.retried.maxRecords >= int64(w.cfg.MaxRecords) {
-			w.l.retried.maxRecords = 0
+		n := w.l.retried.maxRecords
+		w.l.retried = retried{}
+		// Slowly back to the configured bound: what was too much may be so again.
+		if grown := n + n/8 + 1; n > 0 && grown < int64(w.cfg.MaxRecords) {
+			w.l.retried.maxRecords = grown
 		}
 	}
 	w.position = max(w.position, r.position)
@@ -336,7 +338,7 @@ func (w *work) failed(e *checkpoint.Epoch, err error) {
 		return
 	}
 	if errors.Is(err, context.DeadlineExceeded) && w.l.ctx.Err() == nil {
-		w.l.retried.maxRecords = max(e.Counts.In/2, leastRecords)
+		w.l.retried.maxRecords = max(e.Counts.In/2, 1)
 		w.l.log.Warn("an epoch took too long: the next ones are smaller", "records", e.Counts.In, "next", w.l.retried.maxRecords)
 	}
 }
