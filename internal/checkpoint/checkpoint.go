@@ -38,6 +38,7 @@ func (s *Session) Checkpoint(ctx context.Context, e *Epoch) (err error) {
 	d.Count, d.Checksum = e.StateCount, e.StateChecksum
 
 	// C3: all shards can commit.
+	failpoint.Hit(failpoint.Frozen, 0)
 	start := time.Now()
 	if err := s.prepareAll(ctx, &d, e); err != nil {
 		s.rollbackAll(ctx, d.GTRID) // C9
@@ -168,6 +169,7 @@ func (s *Session) write(ctx context.Context, d *Decision, chunks []Chunk) (err e
 			// from is a lower bound of every chunk's offset, and enough for trimming
 			s.remember(chunks[i].BucketEnd, from)
 		}
+		failpoint.Hit(failpoint.ChunksWritten, 0)
 	}
 	if last != nil && d.Seq > last.Seq {
 		d.OldestLive = s.oldestLive(d)

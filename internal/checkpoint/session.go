@@ -62,6 +62,8 @@ func (s *Session) open(ctx context.Context, state State) (err error) {
 		return err
 	}
 
+	failpoint.Hit(failpoint.DecisionRead, 0)
+
 	// S3: the takeover. Its known commit proves that nobody has fenced since S1,
 	// so that found is the last decision and every smaller incarnation is dead
 	// for ever. Before this line nothing on MySQL may be changed: a session
@@ -147,6 +149,7 @@ func (s *Session) fenceAndRead(ctx context.Context) (Decision, error) {
 			return Decision{}, fmt.Errorf("fence: %w", err)
 		}
 		s.owner = owner
+		failpoint.Hit(failpoint.Fenced, 0)
 
 		d, err := s.read(ctx)
 		if isUnequal(err) {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"billing/internal/failpoint"
 )
 
 // verdict is what S4 and the sweep do with a prepared branch of the lane.
@@ -226,6 +228,7 @@ func (s *Session) sweepOnce(ctx context.Context, i int, shard Shard) error {
 	// moves on in between, our branch of the new epoch is judged by the old D,
 	// has our own incarnation and is left alone.
 	d := s.decision.Load()
+	failpoint.Hit(failpoint.Sweeping, i)
 	branches, err := shard.Prepared(ctx, s.prefix)
 	switch {
 	case ctx.Err() != nil:

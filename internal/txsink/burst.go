@@ -9,6 +9,7 @@ import (
 
 	"billing/internal/aggregate"
 	"billing/internal/checkpoint"
+	"billing/internal/failpoint"
 )
 
 // ErrCompareAndSet says that the lane's row was not the one that this epoch
@@ -171,6 +172,7 @@ func (s *shard) burst(ctx context.Context, c *conn, b *checkpoint.Branch, part *
 	if _, err := exec(ctx, "XA END "+name); err != nil {
 		return open, fmt.Errorf("XA END: %w", err)
 	}
+	failpoint.Hit(failpoint.InBranch, s.number)
 	if _, err := exec(ctx, "XA PREPARE "+name); err != nil {
 		if answer(err) == nil {
 			return uncertain, fmt.Errorf("XA PREPARE was sent, its answer is missing: %w", err)

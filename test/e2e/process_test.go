@@ -64,7 +64,7 @@ func (w *world) commandEnv(env []string, args ...string) *process {
 	return p
 }
 
-// run starts `billing run`; failpoint is POINT:N or "".
+// run starts `billing run`; failpoint is POINT:N, POINT:N:stop, POINT:N:hold, or "".
 func (w *world) run(failpoint string) *process {
 	w.t.Helper()
 	var env []string
@@ -118,6 +118,37 @@ func (p *process) mustDieAtFailpoint() {
 	var exit *exec.ExitError
 	if !errors.As(p.err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL || !strings.Contains(p.output(), "failpoint ") {
 		p.t.Fatalf("process ended with %v, not at its fail point", p.err)
+	}
+}
+
+// mustStopAtFailpoint waits until the process has frozen itself.
+func (p *process) mustStopAtFailpoint() {
+	p.t.Helper()
+	servers.Eventually(p.t, 2*time.Minute, func() error {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+		if err != nil {
+			return err
+		}
+		// pid (name) state ...; the name has no parenthesis in it.
+		if _, rest, ok := strings.Cut(string(stat), ") "); !ok || rest[0] != 'T' {
+			return fmt.Errorf("the process is not stopped: %s", stat)
+		}
+		return contains(p.output(), ": stopped")
+	})
+}
+
+// mustHoldAtFailpoint waits until the lane has come to its fail point.
+func (p *process) mustHoldAtFailpoint() {
+	p.t.Helper()
+	servers.Eventually(p.t, 2*time.Minute, func() error { return contains(p.output(), ": held") })
+}
+
+// signal sends a signal: SIGSTOP freezes the process, SIGCONT thaws it, SIGUSR1
+// lets a lane go on that is held at a fail point.
+func (p *process) signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Fatal(err)
 	}
 }
 
