@@ -44,6 +44,10 @@ type Config struct {
 	FetchMaxPartitionBytes int32 // of it, one partition's part; default 2 MiB; a larger single batch still comes
 	MaxBatchBytes          int   // what one batch may decompress to; beyond it the lane fails; default 64 MiB
 
+	// Unreachable, if set, is told of each connection to a broker that failed. It
+	// is called by many goroutines.
+	Unreachable func()
+
 	Logger *slog.Logger // default slog.Default()
 
 	// Dial opens every connection; nil is TCP. It is the place for TLS.
@@ -140,7 +144,8 @@ func (c *Client) StateTopic() string { return c.cfg.Job + ".state" }
 func (c *Client) options(more ...kgo.Opt) []kgo.Opt {
 	return append([]kgo.Opt{
 		kgo.SeedBrokers(c.cfg.Brokers...),
-		kgo.ClientID("billing"),
+		kgo.ClientID("billing-" + c.cfg.Job),
+		kgo.WithHooks(connects{c.cfg.Unreachable}),
 		kgo.WithLogger(c.log),
 		kgo.Dialer(c.cfg.Dial),
 		kgo.DisableClientMetrics(),
@@ -153,4 +158,14 @@ func (c *Client) options(more ...kgo.Opt) []kgo.Opt {
 		kgo.MetadataMinAge(200 * time.Millisecond),
 		kgo.MaxDecompressBatchBytes(c.cfg.MaxBatchBytes),
 	}, more...)
+}
+
+// connects tells of connections that failed.
+type connects struct{ failed func() }
+
+// OnBrokerConnect implements kgo.HookBrokerConnect.
+func (c connects) OnBrokerConnect(_ kgo.BrokerMetadata, _ time.Duration, _ net.Conn, err error) {
+	if err != nil && c.failed != nil && !errors.Is(err, context.Canceled) {
+		c.failed()
+	}
 }

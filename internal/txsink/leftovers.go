@@ -18,7 +18,7 @@ import (
 // EndOlder ends the connections that hold the lane's lock: older sessions'
 // bursts. When it returns, what they had not prepared is rolled back.
 func (s *shard) EndOlder(ctx context.Context, lane checkpoint.Lane) error {
-	return s.with(ctx, func(c *conn) error {
+	return s.short(ctx, func(ctx context.Context, c *conn) error {
 		lock := hexLiteral(lockName(c.known.set, s.number, lane))
 		for {
 			var owner sql.NullInt64
@@ -135,7 +135,7 @@ func (s *shard) Prepared(ctx context.Context, prefix string) (gtrids []checkpoin
 
 // askListed asks the server for the list, for all who wait for it.
 func (s *shard) askListed(ctx context.Context) (xids []XID, err error) {
-	err = s.with(ctx, func(c *conn) error {
+	err = s.short(ctx, func(ctx context.Context, c *conn) error {
 		xids, err = listed(ctx, c.Conn.Conn)
 		return err
 	})

@@ -141,7 +141,7 @@ const lookupRows = 500
 // this epoch under another key is an *checkpoint.InvariantError: at one offset
 // is one message, for ever.
 func (s *shard) existing(ctx context.Context, b *checkpoint.Branch, rows []aggregate.LedgerRow) (found []checkpoint.ExistingRow, err error) {
-	err = s.with(ctx, func(c *conn) error {
+	err = s.with(ctx, func(ctx context.Context, c *conn) error {
 		for part := range slices.Chunk(rows, lookupRows) {
 			byKey := make(map[[16]byte]*aggregate.LedgerRow, len(part))
 			byOffset := make(map[int64]*aggregate.LedgerRow, len(part))

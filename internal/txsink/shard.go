@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync/atomic"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/jmoiron/sqlx"
@@ -62,6 +63,25 @@ type conn struct {
 	known *known
 }
 
+// Why a connection to a shard was refused: it could not be had, or was given up
+// when it was checked.
+const (
+	RefusedUnreachable   = "unreachable"    // no connection, or none that answers
+	RefusedTurnedAway    = "turned-away"    // the server itself says no
+	RefusedServerChanged = "server-changed" // another server than the recorded one
+	RefusedReadOnly      = "read-only"
+	RefusedDetachOff     = "xa-detach-off"
+)
+
+// RefusedReasons are all of them.
+var RefusedReasons = []string{RefusedUnreachable, RefusedTurnedAway, RefusedServerChanged, RefusedReadOnly, RefusedDetachOff}
+
+// firstLook bounds the first question on a connection of the pool: a network
+// that has forgotten idle connections answers nothing on any of them, and the
+// bound of a statement on each one would add up to minutes. A server that is
+// slow has all of a statement's time for the next try, on a new connection.
+const firstLook = 5 * time.Second
+
 // take gets a connection that is what Check found. Its error, when the server
 // is another one, is a *checkpoint.Refusal.
 func (s *shard) take(ctx context.Context) (*conn, error) {
@@ -70,36 +90,67 @@ func (s *shard) take(ctx context.Context) (*conn, error) {
 		return nil, errNotChecked
 	}
 	for try := 0; ; try++ {
-		sc, err := s.db.Connx(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("connect: %w", err)
-		}
-		c := &conn{Conn: sc, known: k}
-		var server string
-		var readOnly, superReadOnly, detach bool
-		err = sc.QueryRowContext(ctx, "SELECT @@server_uuid, @@global.read_only, @@global.super_read_only, @@xa_detach_on_prepare, CONNECTION_ID()").
-			Scan(&server, &readOnly, &superReadOnly, &detach, &c.id)
-		if err != nil {
-			c.discard()
-			// An idle connection may have died unnoticed: nothing was lost with it.
-			if answer(err) == nil && ctx.Err() == nil && try < 3 {
-				continue
-			}
-			return nil, fmt.Errorf("connect: look at the server: %w", err)
-		}
-		switch {
-		case server != k.server:
-			err = serverChanged(s.name, k.server, server)
-		case readOnly || superReadOnly:
-			err = errors.New("the server is read-only (a failover?): waiting for it to become writable")
-		case !detach:
-			err = errors.New("the server has xa_detach_on_prepare off: SET PERSIST xa_detach_on_prepare = ON")
-		default:
+		c, why, err := s.checked(ctx, k, try == 0)
+		if err == nil {
 			return c, nil
 		}
-		c.discard() // the server may change behind this address: look again with a new connection
+		if s.cfg.Refused != nil && !errors.Is(ctx.Err(), context.Canceled) {
+			s.cfg.Refused(s.name, why)
+		}
+		// An idle connection may have died unnoticed: nothing was lost with it.
+		if why == RefusedUnreachable && c != nil && ctx.Err() == nil && try < 3 {
+			continue
+		}
 		return nil, err
 	}
+}
+
+// checked takes a connection and looks where it leads. With an error the
+// connection, if there was one, is gone, and why says what it was.
+func (s *shard) checked(ctx context.Context, k *known, first bool) (c *conn, why string, err error) {
+	sc, err := s.db.Connx(ctx)
+	if err != nil {
+		if answer(err) != nil {
+			return nil, RefusedTurnedAway, fmt.Errorf("connect: %w", err)
+		}
+		return nil, RefusedUnreachable, fmt.Errorf("connect: %w", err)
+	}
+	c = &conn{Conn: sc, known: k}
+	lctx := ctx
+	if first {
+		var cancel context.CancelFunc
+		lctx, cancel = context.WithTimeout(ctx, firstLook)
+		defer cancel()
+	}
+	var server string
+	var readOnly, superReadOnly, detach bool
+	err = sc.QueryRowContext(lctx, "SELECT @@server_uuid, @@global.read_only, @@global.super_read_only, @@xa_detach_on_prepare, CONNECTION_ID()").
+		Scan(&server, &readOnly, &superReadOnly, &detach, &c.id)
+	switch {
+	case err != nil && answer(err) != nil:
+		why, err = RefusedTurnedAway, fmt.Errorf("connect: look at the server: %w", err)
+	case err != nil:
+		if lctx.Err() != nil && ctx.Err() == nil {
+			s.dropIdle() // they are as old as this one
+		}
+		why, err = RefusedUnreachable, fmt.Errorf("connect: look at the server: %w", err)
+	case server != k.server:
+		why, err = RefusedServerChanged, serverChanged(s.name, k.server, server)
+	case readOnly || superReadOnly:
+		why, err = RefusedReadOnly, errors.New("the server is read-only (a failover?): waiting for it to become writable")
+	case !detach:
+		why, err = RefusedDetachOff, errors.New("the server has xa_detach_on_prepare off: SET PERSIST xa_detach_on_prepare = ON")
+	default:
+		return c, "", nil
+	}
+	c.discard() // the server may change behind this address: look again with a new connection
+	return c, why, err
+}
+
+// dropIdle closes the pool's idle connections.
+func (s *shard) dropIdle() {
+	s.db.SetMaxIdleConns(0)
+	s.db.SetMaxIdleConns(s.cfg.Bursts + controlConns)
 }
 
 // giveBack puts the connection back into the pool. No branch, transaction or
@@ -128,17 +179,31 @@ func isAnswer(err error, number uint16) bool {
 }
 
 // with runs fn on a checked connection; after an error the connection is gone.
-func (s *shard) with(ctx context.Context, fn func(*conn) error) error {
+func (s *shard) with(ctx context.Context, fn func(context.Context, *conn) error) error {
 	c, err := s.take(ctx)
 	if err != nil {
 		return err
 	}
-	if err := fn(c); err != nil {
+	if err := fn(ctx, c); err != nil {
 		c.discard()
 		return err
 	}
 	c.giveBack()
 	return nil
+}
+
+// shortTimeout bounds what is short on a server that works. An answer that does
+// not come is asked for again on another connection, several times within the
+// bound of the protocol's step.
+const shortTimeout = 10 * time.Second
+
+// short is with for what is short. fn's context has the bound.
+func (s *shard) short(ctx context.Context, fn func(context.Context, *conn) error) error {
+	return s.with(ctx, func(ctx context.Context, c *conn) error {
+		ctx, cancel := context.WithTimeout(ctx, shortTimeout)
+		defer cancel()
+		return fn(ctx, c)
+	})
 }
 
 // Server errors that mean something here.
@@ -163,7 +228,7 @@ func laneWhere(lane checkpoint.Lane) string {
 
 // LaneRow reads the lane's row; false without one.
 func (s *shard) LaneRow(ctx context.Context, lane checkpoint.Lane) (row checkpoint.LaneRow, found bool, err error) {
-	err = s.with(ctx, func(c *conn) error {
+	err = s.short(ctx, func(ctx context.Context, c *conn) error {
 		row, found, err = laneRow(ctx, c, lane)
 		return err
 	})
@@ -188,7 +253,7 @@ func laneRow(ctx context.Context, c *conn, lane checkpoint.Lane) (row checkpoint
 
 // EpochRow reads the row of the lane's epoch; false without one.
 func (s *shard) EpochRow(ctx context.Context, lane checkpoint.Lane, seq int64) (row checkpoint.EpochRow, found bool, err error) {
-	err = s.with(ctx, func(c *conn) error {
+	err = s.short(ctx, func(ctx context.Context, c *conn) error {
 		var r struct {
 			GTRID      checkpoint.GTRID `db:"gtrid"`
 			Next       int64            `db:"offset_next"`
@@ -229,7 +294,7 @@ func (s *shard) Rollback(ctx context.Context, g checkpoint.GTRID) error {
 
 func (s *shard) finish(ctx context.Context, verb string, g checkpoint.GTRID) error {
 	notListed, sent := false, false
-	err := s.with(ctx, func(c *conn) error {
+	err := s.short(ctx, func(ctx context.Context, c *conn) error {
 		sent = true
 		_, err := c.ExecContext(ctx, verb+xid(g, s.number))
 		if isAnswer(err, errUnknownXID) {

@@ -62,6 +62,11 @@ type Config struct {
 	// checkpoint.ReasonServerChanged with the shard's name.
 	Accept func(reason, what string) bool
 
+	// Refused, if set, is told of each connection to a shard that could not be
+	// had, or was given up when it was checked; why is one of RefusedReasons. It
+	// is called by many goroutines.
+	Refused func(shard, why string)
+
 	Logger *slog.Logger // nil discards
 }
 
