@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"time"
 
+	"billing/internal/txsink"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
@@ -24,6 +26,7 @@ type Metrics struct {
 	recoveries *prometheus.CounterVec
 	waits      *prometheus.CounterVec
 	nets       *prometheus.CounterVec
+	refused    *prometheus.CounterVec
 	unknown    prometheus.Counter
 }
 
@@ -38,8 +41,11 @@ type Gauges struct {
 // LaneGauges is the state of one lane.
 type LaneGauges struct {
 	Partition int32
-	State     string    // recovering, running, paused or stopped
-	Lag       int64     // offsets that are not decided
+	State     string        // recovering, running, paused or stopped
+	Reason    string        // of a stopped or paused lane
+	Lag       int64         // offsets that are not decided
+	Age       time.Duration // of the largest event time that is decided, while there is lag
+	AgeKnown  bool
 	Decided   time.Time // when a decision last moved the lane
 }
 
@@ -54,7 +60,8 @@ var (
 
 // NewMetrics makes the metrics with a registry of their own. gauges is called
 // for each scrape, by many goroutines; it must not wait for the work of a lane.
-func NewMetrics(gauges func() Gauges) *Metrics {
+// shards are their names.
+func NewMetrics(gauges func() Gauges, shards []string) *Metrics {
 	m := &Metrics{
 		registry: prometheus.NewRegistry(),
 		records: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -92,6 +99,10 @@ func NewMetrics(gauges func() Gauges) *Metrics {
 			Help: "Times a safety net decided that should never decide. Alarm when it grows.",
 		}, []string{"net"}),
 	}
+	m.refused = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "billing_connections_refused_total",
+		Help: "Connections that could not be had, or were given up when they were checked, by server (a shard's name with \"shard \" before it, or kafka).",
+	}, []string{"server", "why"})
 	m.unknown = prometheus.NewCounter(prometheus.CounterOpts{
 		Name: "billing_unknown_fields_total",
 		Help: "Fields of messages that no rule knows and that were ignored, each time that a message was read.",
@@ -104,7 +115,7 @@ func NewMetrics(gauges func() Gauges) *Metrics {
 	info.WithLabelValues(b.Version, b.Commit, b.Go).Set(1)
 
 	m.registry.MustRegister(
-		m.records, m.epochs, m.phases, m.takeovers, m.restores, m.recoveries, m.waits, m.nets, m.unknown, info,
+		m.records, m.epochs, m.phases, m.takeovers, m.restores, m.recoveries, m.waits, m.nets, m.refused, m.unknown, info,
 		newGaugeCollector(gauges),
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
@@ -126,6 +137,12 @@ func NewMetrics(gauges func() Gauges) *Metrics {
 	for _, n := range nets {
 		m.nets.WithLabelValues(n)
 	}
+	for _, s := range shards {
+		for _, why := range txsink.RefusedReasons {
+			m.ShardRefused(s, why, 0)
+		}
+	}
+	m.KafkaRefused(0)
 	return m
 }
 
@@ -177,11 +194,21 @@ func (m *Metrics) UnknownFields(n int64) { m.unknown.Add(float64(n)) }
 // Net counts a safety net that decided.
 func (m *Metrics) Net(net string) { m.nets.WithLabelValues(net).Inc() }
 
+// ShardRefused counts connections to a shard that were refused, by either side.
+func (m *Metrics) ShardRefused(shard, why string, n int) {
+	m.refused.WithLabelValues("shard "+shard, why).Add(float64(n))
+}
+
+// KafkaRefused counts connections to brokers that failed.
+func (m *Metrics) KafkaRefused(n int) {
+	m.refused.WithLabelValues("kafka", txsink.RefusedUnreachable).Add(float64(n))
+}
+
 // gaugeCollector asks for the state of the service at each scrape.
 type gaugeCollector struct {
 	ask func() Gauges
 
-	lanes, inDoubt, entries, limit, lag, decided *prometheus.Desc
+	lanes, stopped, inDoubt, entries, limit, lag, age, decided *prometheus.Desc
 }
 
 func newGaugeCollector(ask func() Gauges) *gaugeCollector {
@@ -191,17 +218,19 @@ func newGaugeCollector(ask func() Gauges) *gaugeCollector {
 	return &gaugeCollector{
 		ask:     ask,
 		lanes:   desc("billing_lanes", "Assigned lanes by state.", "state"),
-		inDoubt: desc("billing_in_doubt", "Epochs of this process between their barrier and their last commit."),
+		stopped: desc("billing_lane_stopped", "1 for a lane that is stopped or paused, with the reason.", "partition", "reason"),
+		inDoubt: desc("billing_in_doubt", "Epochs of this process between their barrier and their last commit; also those whose session has ended, until the next one has recovered."),
 		entries: desc("billing_dedup_entries", "Ids remembered by all lanes of this process."),
 		limit:   desc("billing_dedup_entries_limit", "Ids at which lanes pause (dedup.max_ids)."),
 		lag:     desc("billing_lag_records", "Offsets of the lane's partition that are not decided.", "partition"),
+		age:     desc("billing_lag_seconds", "Lag in event time: age of the largest event time that is decided while there are offsets that are not, else 0. Missing while unknown.", "partition"),
 		decided: desc("billing_last_decision_timestamp_seconds", "When a decision last moved the lane, or the lane was assigned, in seconds since 1970.", "partition"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.lanes, c.inDoubt, c.entries, c.limit, c.lag, c.decided} {
+	for _, d := range []*prometheus.Desc{c.lanes, c.stopped, c.inDoubt, c.entries, c.limit, c.lag, c.age, c.decided} {
 		ch <- d
 	}
 }
@@ -220,6 +249,12 @@ func (c *gaugeCollector) Collect(ch chan<- prometheus.Metric) {
 		count[l.State]++
 		partition := strconv.FormatInt(int64(l.Partition), 10)
 		gauge(c.lag, float64(l.Lag), partition)
+		if l.AgeKnown {
+			gauge(c.age, l.Age.Seconds(), partition)
+		}
+		if l.Reason != "" {
+			gauge(c.stopped, 1, partition, l.Reason)
+		}
 		if !l.Decided.IsZero() {
 			gauge(c.decided, float64(l.Decided.UnixMicro())/1e6, partition)
 		}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"billing/internal/txsink"
 )
 
 func scrape(t *testing.T, m *Metrics) string {
@@ -32,7 +34,7 @@ func mustHave(t *testing.T, text string, lines ...string) {
 }
 
 func TestMetricsExistBeforeAnythingHappens(t *testing.T) {
-	m := NewMetrics(func() Gauges { return Gauges{DedupLimit: 9} })
+	m := NewMetrics(func() Gauges { return Gauges{DedupLimit: 9} }, []string{"eu-1"})
 	mustHave(t, scrape(t, m),
 		`billing_records_total{outcome="applied"} 0`,
 		`billing_records_total{outcome="duplicate"} 0`,
@@ -55,18 +57,20 @@ func TestMetricsExistBeforeAnythingHappens(t *testing.T) {
 		`billing_in_doubt 0`,
 		`billing_dedup_entries 0`,
 		`billing_dedup_entries_limit 9`,
+		`billing_connections_refused_total{server="shard eu-1",why="read-only"} 0`,
+		`billing_connections_refused_total{server="kafka",why="unreachable"} 0`,
 	)
 }
 
 func TestMetricsTellWhatHappened(t *testing.T) {
 	g := Gauges{
 		Lanes: []LaneGauges{
-			{Partition: 0, State: "running", Lag: 5, Decided: time.Unix(1_700_000_000, 500_000_000)},
-			{Partition: 7, State: "stopped", Lag: 12},
+			{Partition: 0, State: "running", Lag: 5, Age: 90 * time.Second, AgeKnown: true, Decided: time.Unix(1_700_000_000, 500_000_000)},
+			{Partition: 7, State: "stopped", Reason: "lost-epoch", Lag: 12},
 		},
 		InDoubt: 1, DedupEntries: 4, DedupLimit: 9,
 	}
-	m := NewMetrics(func() Gauges { return g })
+	m := NewMetrics(func() Gauges { return g }, []string{"eu-1"})
 	m.Committed(10, 3, 2, 1, false)
 	m.Committed(1, 0, 0, 4, true)
 	m.Phase("prepare", 20*time.Millisecond)
@@ -76,6 +80,8 @@ func TestMetricsTellWhatHappened(t *testing.T) {
 	m.Settled(2, 3)
 	m.Waiting("sweep")
 	m.Net("sweep")
+	m.ShardRefused("eu-1", txsink.RefusedReadOnly, 2)
+	m.KafkaRefused(3)
 	text := scrape(t, m)
 	mustHave(t, text,
 		`billing_records_total{outcome="applied"} 11`,
@@ -97,12 +103,19 @@ func TestMetricsTellWhatHappened(t *testing.T) {
 		`billing_lanes{state="paused"} 0`,
 		`billing_lag_records{partition="0"} 5`,
 		`billing_lag_records{partition="7"} 12`,
+		`billing_lag_seconds{partition="0"} 90`,
+		`billing_lane_stopped{partition="7",reason="lost-epoch"} 1`,
+		`billing_connections_refused_total{server="shard eu-1",why="read-only"} 2`,
+		`billing_connections_refused_total{server="kafka",why="unreachable"} 3`,
 		`billing_last_decision_timestamp_seconds{partition="0"} 1.7000000005e+09`,
 		`billing_in_doubt 1`,
 		`billing_dedup_entries 4`,
 	)
 	if strings.Contains(text, `billing_last_decision_timestamp_seconds{partition="7"}`) {
 		t.Error("a decision that never was has a time")
+	}
+	if strings.Contains(text, `billing_lag_seconds{partition="7"}`) {
+		t.Error("an age that is not known is shown")
 	}
 	g.Lanes = g.Lanes[:1]
 	if text := scrape(t, m); strings.Contains(text, `partition="7"`) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -155,10 +156,15 @@ func (v *view) ready() (bool, string) {
 
 func (v *view) gauges() Gauges {
 	g := Gauges{DedupLimit: v.limit}
+	now := time.Now()
 	for _, s := range v.status() {
-		g.Lanes = append(g.Lanes, LaneGauges{Partition: s.Lane.Partition, State: string(s.State), Lag: s.Behind(), Decided: s.Moved})
+		l := LaneGauges{Partition: s.Lane.Partition, State: string(s.State), Reason: s.Reason, Lag: s.Behind(), Decided: s.Moved}
+		if age, known := s.Age(now); known {
+			l.Age, l.AgeKnown = age, true
+		}
+		g.Lanes = append(g.Lanes, l)
 		g.DedupEntries += s.IDs
-		if s.InFlight {
+		if s.InDoubt {
 			g.InDoubt++
 		}
 	}
@@ -166,57 +172,117 @@ func (v *view) gauges() Gauges {
 }
 
 // listener turns the protocol's events into log lines and metrics. The log of a
-// takeover tells its story: what was found, what was done on each shard, what
-// was restored.
+// takeover tells its story in five lines: what was decided, what was in doubt,
+// what was done, what was restored, and that the lane runs (which the lane says).
 func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
 	said := &throttle{every: 10 * time.Second, last: map[string]time.Time{}}
+	about := func(at checkpoint.At) *slog.Logger {
+		return log.With("lane", at.Lane.String(), "incarnation", at.Incarnation, "seq", at.Seq)
+	}
 	return checkpoint.Listener{
-		TakenOver: func(lane checkpoint.Lane, d checkpoint.Decision) {
+		TakenOver: func(at checkpoint.At, d checkpoint.Decision) {
 			m.TakenOver()
 			if d.Incarnation == 0 {
-				log.Info("lane starts for the first time", "lane", lane.String(), "incarnation", 1, "next_offset", d.Next)
+				about(at).Info("lane taken over: it starts for the first time", "next_offset", d.Next)
 				return
 			}
-			log.Info("lane taken over", "lane", lane.String(), "incarnation", d.Incarnation+1, "found_incarnation", d.Incarnation,
-				"found_seq", d.Seq, "found_gtrid", string(d.GTRID), "found_build", d.Build, "next_offset", d.Next)
+			about(at).Info("lane taken over: the last decision stands", "decided", branchName(d.GTRID), "next_offset", d.Next,
+				"found_incarnation", d.Incarnation, "found_build", d.Build)
 		},
-		Settled: func(lane checkpoint.Lane, shard string, committed, rolledBack []checkpoint.GTRID) {
-			m.Settled(len(committed), len(rolledBack))
-			v.wait(lane, "")
-			log.Info("shard settled", "lane", lane.String(), "shard", shard, "committed", committed, "rolled_back", rolledBack)
+		InDoubt: func(at checkpoint.At, shards []checkpoint.ShardBranches) {
+			about(at).Info("in doubt", "branches", perShard(shards, func(s *checkpoint.ShardBranches) string { return branchNames(s.InDoubt) }))
+		},
+		Settled: func(at checkpoint.At, shards []checkpoint.ShardBranches, took time.Duration, err error) {
+			committed, rolledBack := 0, 0
+			for i := range shards {
+				committed += len(shards[i].Committed)
+				rolledBack += len(shards[i].RolledBack)
+			}
+			m.Settled(committed, rolledBack)
+			level, msg := slog.LevelInfo, "settled"
+			if err != nil {
+				level, msg = slog.LevelWarn, "not settled" // why, the end of the session says
+			} else {
+				v.wait(at.Lane, "")
+			}
+			about(at).Log(context.Background(), level, msg, "branches", perShard(shards, done), "took", took.Round(time.Millisecond))
 		},
 		Restored: func(lane checkpoint.Lane, d checkpoint.Decision, chunks int, took time.Duration) {
 			m.Restored(took)
 			log.Info("dedup state restored", "lane", lane.String(), "incarnation", d.Incarnation, "seq", d.Seq, "ids", d.Count, "chunks", chunks, "took", took.Round(time.Millisecond))
 		},
-		Phase: func(lane checkpoint.Lane, phase string, took time.Duration) {
+		Phase: func(at checkpoint.At, phase string, took time.Duration) {
 			m.Phase(phase, took)
-			v.wait(lane, "")
+			v.wait(at.Lane, "")
 		},
 		Committed: func(lane checkpoint.Lane, d checkpoint.Decision, c checkpoint.Counts, recovered bool) {
 			m.Committed(c.Applied, c.Duplicates, c.Conflicts, c.Rejected, recovered)
-			level := slog.LevelDebug
-			if recovered {
-				level = slog.LevelInfo
-			}
-			log.Log(context.Background(), level, "epoch committed", "lane", lane.String(), "incarnation", d.Incarnation, "seq", d.Seq, "next_offset", d.Next,
+			log.Debug("epoch committed", "lane", lane.String(), "incarnation", d.Incarnation, "seq", d.Seq, "next_offset", d.Next,
 				"in", c.In, "applied", c.Applied, "duplicates", c.Duplicates, "conflicts", c.Conflicts, "rejected", c.Rejected, "recovered", recovered)
 		},
 		Moved: func(lane checkpoint.Lane, d checkpoint.Decision) {
 			log.Debug("idle lane's offset moved", "lane", lane.String(), "incarnation", d.Incarnation, "seq", d.Seq, "next_offset", d.Next)
 		},
-		Waiting: func(lane checkpoint.Lane, step, what string, err error) {
+		Waiting: func(at checkpoint.At, step, what string, err error) {
 			m.Waiting(step)
-			v.wait(lane, what+": "+err.Error())
-			if said.ok(lane.String() + step + what) {
-				log.Warn("waiting", "lane", lane.String(), "step", step, "what", what, "err", err)
+			v.wait(at.Lane, what+": "+err.Error())
+			if said.ok(at.Lane.String() + step + what) {
+				about(at).Warn("waiting", "step", step, "what", what, "err", err)
 			}
 		},
-		Net: func(lane checkpoint.Lane, net string, err error) {
+		Net: func(at checkpoint.At, net string, err error) {
 			m.Net(net)
-			log.Warn("a net decided", "lane", lane.String(), "net", net, "err", err)
+			about(at).Warn("a net decided", "net", net, "err", err)
 		},
 	}
+}
+
+// perShard says the same of each shard, in one attribute.
+func perShard(shards []checkpoint.ShardBranches, say func(*checkpoint.ShardBranches) string) string {
+	parts := make([]string, len(shards))
+	for i := range shards {
+		what := "no answer"
+		if shards[i].Answered {
+			what = say(&shards[i])
+		}
+		parts[i] = shards[i].Shard + ": " + what
+	}
+	return strings.Join(parts, "; ")
+}
+
+// done is what was done with a shard's branches.
+func done(s *checkpoint.ShardBranches) string {
+	var parts []string
+	if len(s.Committed) > 0 {
+		parts = append(parts, "committed "+branchNames(s.Committed))
+	}
+	if len(s.RolledBack) > 0 {
+		parts = append(parts, "rolled back "+branchNames(s.RolledBack))
+	}
+	if len(parts) == 0 {
+		return "nothing to do"
+	}
+	return strings.Join(parts, ", ")
+}
+
+func branchNames(gtrids []checkpoint.GTRID) string {
+	if len(gtrids) == 0 {
+		return "nothing"
+	}
+	names := make([]string, len(gtrids))
+	for i, g := range gtrids {
+		names[i] = branchName(g)
+	}
+	return strings.Join(names, ", ")
+}
+
+// branchName is a branch for people: all of a gtrid that is not the lane's.
+func branchName(g checkpoint.GTRID) string {
+	n, err := g.Parse()
+	if err != nil {
+		return "nothing" // D of a lane that has no epoch
+	}
+	return fmt.Sprintf("epoch %d of incarnation %d", n.Seq, n.Incarnation)
 }
 
 // throttle lets one line of a kind through in a while.

@@ -1,6 +1,9 @@
 package main
 
 import (
+	"bytes"
+	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -41,5 +44,46 @@ func TestLaneHealthAndReadiness(t *testing.T) {
 				t.Errorf("ready: %q, want %t", not, c.ready)
 			}
 		})
+	}
+}
+
+// TestTakeoverTellsItsStory: what was decided, what was in doubt, what was done,
+// what was restored; the lane itself says that it runs.
+func TestTakeoverTellsItsStory(t *testing.T) {
+	gtrid := func(incarnation, seq string) checkpoint.GTRID {
+		return checkpoint.GTRID("exb1" + strings.Repeat("0", 36) + strings.Repeat("0", 10) + incarnation + strings.Repeat("0", 10) + seq)
+	}
+	var out bytes.Buffer
+	log := slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.Attr{}
+		}
+		return a
+	}}))
+	l := listener(NewMetrics(func() Gauges { return Gauges{} }, nil), &view{}, log)
+	lane := checkpoint.Lane{Topic: "in", Partition: 3}
+	at := checkpoint.At{Lane: lane, Incarnation: 8, Seq: 41}
+	d := checkpoint.Decision{Incarnation: 7, Seq: 41, GTRID: gtrid("07", "29"), Next: 900, Build: "v1", Count: 5}
+	l.TakenOver(at, d)
+	l.InDoubt(at, []checkpoint.ShardBranches{
+		{Shard: "a", Answered: true, InDoubt: []checkpoint.GTRID{gtrid("07", "29"), gtrid("06", "29")}},
+		{Shard: "b", Answered: true},
+	})
+	settled := []checkpoint.ShardBranches{
+		{Shard: "a", Answered: true, Committed: []checkpoint.GTRID{gtrid("07", "29")}, RolledBack: []checkpoint.GTRID{gtrid("06", "29")}},
+		{Shard: "b", Answered: true},
+	}
+	l.Settled(at, settled, time.Second, nil)
+	l.Restored(lane, checkpoint.Decision{Incarnation: 8, Seq: 41, Count: 5}, 2, time.Millisecond)
+	settled[1].Answered = false
+	l.Settled(at, settled, time.Second, errors.New("shard b does not answer"))
+	want := `level=INFO msg="lane taken over: the last decision stands" lane=in/3 incarnation=8 seq=41 decided="epoch 41 of incarnation 7" next_offset=900 found_incarnation=7 found_build=v1
+level=INFO msg="in doubt" lane=in/3 incarnation=8 seq=41 branches="a: epoch 41 of incarnation 7, epoch 41 of incarnation 6; b: nothing"
+level=INFO msg=settled lane=in/3 incarnation=8 seq=41 branches="a: committed epoch 41 of incarnation 7, rolled back epoch 41 of incarnation 6; b: nothing to do" took=1s
+level=INFO msg="dedup state restored" lane=in/3 incarnation=8 seq=41 ids=5 chunks=2 took=1ms
+level=WARN msg="not settled" lane=in/3 incarnation=8 seq=41 branches="a: committed epoch 41 of incarnation 7, rolled back epoch 41 of incarnation 6; b: no answer" took=1s
+`
+	if out.String() != want {
+		t.Errorf("the log is\n%s\nwant\n%s", &out, want)
 	}
 }

@@ -123,7 +123,7 @@ func parseAccept(list []string, c *config.Config, log *slog.Logger) (func(reason
 func runService(ctx context.Context, c *config.Config, accept func(reason, what string) bool, log *slog.Logger) error {
 	log.Info("starting", "version", thisBuild().Version, "commit", thisBuild().Commit, "job", c.Job, "topic", c.Kafka.Topic, "shards", len(c.Shards))
 	view := &view{interval: c.Checkpoint.Interval, limit: c.Dedup.MaxIDs}
-	metrics := NewMetrics(view.gauges)
+	metrics := NewMetrics(view.gauges, shardNames(c))
 	port := admin.New(admin.Config{Listen: c.Admin.Listen, Health: view.health, Ready: view.ready, Metrics: metrics.Handler(), Logger: log})
 	if err := port.Start(ctx); err != nil {
 		return &usageError{fmt.Errorf("admin.listen: %w", err)}
@@ -145,6 +145,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 
 	sinkCfg := sinkConfig(c, log)
 	sinkCfg.Accept = accept
+	sinkCfg.Refused = func(shard, why string) { metrics.ShardRefused(shard, why, 1) }
 	sink, err := txsink.Open(sinkCfg)
 	if err != nil {
 		return &usageError{err}
@@ -154,6 +155,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 		Brokers: c.Kafka.Brokers, Job: c.Job, Topic: c.Kafka.Topic, InstanceID: c.Kafka.InstanceID,
 		SessionTimeout: c.Kafka.SessionTimeout, TransactionTimeout: c.Kafka.TransactionTimeout,
 		MaxBatchBytes: c.Kafka.MaxBatchBytes, LeaveTimeout: leaveWithin, Logger: log,
+		Unreachable: func() { metrics.KafkaRefused(1) },
 	})
 	if err != nil {
 		return &usageError{err}
@@ -254,6 +256,13 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 		log.Info("stopped")
 	}
 	return fatal
+}
+
+func shardNames(c *config.Config) (names []string) {
+	for _, s := range c.Shards {
+		names = append(names, s.Name)
+	}
+	return names
 }
 
 // missingFor is how long a topic must be missing to be taken for missing.

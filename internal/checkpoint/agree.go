@@ -30,7 +30,7 @@ func (s *Session) agree(ctx context.Context, r *Read) (Decision, error) {
 		return Decision{}, err
 	}
 	if !r.HasOffset {
-		s.net("offset-expired", fmt.Errorf("the group's offset is gone, offset %d of the decision is stored again", d.Next))
+		s.net(&d, "offset-expired", fmt.Errorf("the group's offset is gone, offset %d of the decision is stored again", d.Next))
 	}
 
 	stop := func(reason, next, wrong string, args ...any) error {

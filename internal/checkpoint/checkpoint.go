@@ -41,13 +41,13 @@ func (s *Session) Checkpoint(ctx context.Context, e *Epoch) (err error) {
 	failpoint.Hit(failpoint.Frozen, 0)
 	start := time.Now()
 	if err := s.prepareAll(ctx, &d, e); err != nil {
-		s.rollbackAll(ctx, d.GTRID) // C9
+		s.rollbackAll(ctx, &d) // C9
 		for net := range every[*NetError](err) {
-			s.net(net.Net, net)
+			s.net(&d, net.Net, net)
 		}
 		return fmt.Errorf("phase 1 of epoch %d: %w", d.Seq, err)
 	}
-	s.phase("prepare", start)
+	s.phase(&d, "prepare", start)
 	failpoint.Hit(failpoint.AllPrepared, 0)
 
 	// C4 to C7: one Kafka transaction decides.
@@ -55,13 +55,13 @@ func (s *Session) Checkpoint(ctx context.Context, e *Epoch) (err error) {
 	if err := s.decide(ctx, &d, e.Chunks); err != nil {
 		if !errors.Is(err, ErrOutcomeUnknown) {
 			// C7 was not sent, so the decision can't be commit.
-			s.rollbackAll(ctx, d.GTRID) // C9
+			s.rollbackAll(ctx, &d) // C9
 		}
 		// Unknown: no branch is touched. The next session's fence makes the
 		// outcome readable, and its S4 acts on it.
 		return fmt.Errorf("decision of epoch %d: %w", d.Seq, err)
 	}
-	s.phase("decide", start)
+	s.phase(&d, "decide", start)
 
 	// From here the epoch is money, whatever happens to this process.
 	s.phase2.Store(true) // before D is visible to the sweep: C8 is the gtrid's only committer
@@ -76,7 +76,7 @@ func (s *Session) Checkpoint(ctx context.Context, e *Epoch) (err error) {
 		return fmt.Errorf("phase 2 of epoch %d: %w", d.Seq, err)
 	}
 	assert(row.Counts == e.Counts, "epoch %d reads back as it was written: %+v, not %+v", d.Seq, row.Counts, e.Counts)
-	s.phase("commit", start)
+	s.phase(&d, "commit", start)
 	failpoint.Hit(failpoint.AllCommitted, 0)
 	s.count(&d, row.Counts, false)
 	s.trim(ctx, last.OldestLive)
@@ -233,12 +233,12 @@ func (s *Session) prepareAll(ctx context.Context, d *Decision, e *Epoch) error {
 // rollbackAll is C9 for MySQL: our own gtrid, never sent to C7. It is best
 // effort: a prepare that is still on its way lands after it, and the next
 // session's S4, or a sweep, judges it by its incarnation.
-func (s *Session) rollbackAll(ctx context.Context, g GTRID) {
+func (s *Session) rollbackAll(ctx context.Context, d *Decision) {
 	s.ended = true
 	rctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.job.Limits.Cleanup)
 	defer cancel()
 	err := s.job.eachShard(false, func(_ int, shard Shard) error {
-		err := shard.Rollback(rctx, g)
+		err := shard.Rollback(rctx, d.GTRID)
 		if errors.Is(err, ErrNotListed) {
 			return nil
 		}
@@ -248,7 +248,7 @@ func (s *Session) rollbackAll(ctx context.Context, g GTRID) {
 		return nil
 	})
 	if err != nil {
-		s.waiting("C9", "roll back "+string(g), err)
+		s.waiting(d, "C9", "roll back "+string(d.GTRID), err)
 	}
 }
 
@@ -294,7 +294,7 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 	for try := 0; ; try++ {
 		err := s.xaCommit(ctx, i, shard, d.GTRID, false)
 		if err != nil && !errors.Is(err, ErrNotListed) {
-			s.waiting("C8", "commit "+string(d.GTRID)+" on shard "+shard.Name(), err)
+			s.waiting(d, "C8", "commit "+string(d.GTRID)+" on shard "+shard.Name(), err)
 		}
 		row, ok, rerr := shard.EpochRow(ctx, s.lane, d.Seq)
 		if r := AsRefusal(errors.Join(err, rerr)); r != nil {
@@ -302,7 +302,7 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 		}
 		switch {
 		case rerr != nil:
-			s.waiting("C8", "read the epoch's row on shard "+shard.Name(), rerr)
+			s.waiting(d, "C8", "read the epoch's row on shard "+shard.Name(), rerr)
 			absent = time.Time{}
 		case ok && row.GTRID == d.GTRID:
 			return row, nil
@@ -320,7 +320,7 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 		default:
 			if err == nil {
 				// It was seen when an owner's connection ended in that instant.
-				s.net("row-read-back", fmt.Errorf("shard %s answered OK to the commit of %s and has no row of the epoch", shard.Name(), d.GTRID))
+				s.net(d, "row-read-back", fmt.Errorf("shard %s answered OK to the commit of %s and has no row of the epoch", shard.Name(), d.GTRID))
 			}
 			absent = time.Time{}
 		}
@@ -358,24 +358,30 @@ func (s *Session) trim(ctx context.Context, last int64) {
 	tctx, cancel := context.WithTimeout(ctx, s.job.Limits.Trim)
 	defer cancel()
 	if err := s.owner.Trim(tctx, d.OldestLive); err != nil {
-		s.waiting("C8", "trim the state topic", err)
+		s.waiting(d, "C8", "trim the state topic", err)
 	}
 }
 
-func (s *Session) phase(name string, start time.Time) {
+// at is where an event belongs that is about d: the epoch that is being made, or
+// the last one that was.
+func (s *Session) at(d *Decision) At {
+	return At{Lane: s.lane, Incarnation: s.incarnation, Seq: d.Seq}
+}
+
+func (s *Session) phase(d *Decision, name string, start time.Time) {
 	if f := s.job.Listener.Phase; f != nil {
-		f(s.lane, name, time.Since(start))
+		f(s.at(d), name, time.Since(start))
 	}
 }
 
-func (s *Session) net(name string, err error) {
+func (s *Session) net(d *Decision, name string, err error) {
 	if f := s.job.Listener.Net; f != nil {
-		f(s.lane, name, err)
+		f(s.at(d), name, err)
 	}
 }
 
-func (s *Session) waiting(step, what string, err error) {
+func (s *Session) waiting(d *Decision, step, what string, err error) {
 	if f := s.job.Listener.Waiting; f != nil {
-		f(s.lane, step, what, err)
+		f(s.at(d), step, what, err)
 	}
 }

@@ -72,14 +72,18 @@ func DefaultLimits(transaction time.Duration) Limits {
 // Listener receives the protocol's events; nil functions are not called. They
 // must return at once and may be called from several goroutines.
 type Listener struct {
-	// TakenOver: S3 is known committed. d is the decision as found.
-	TakenOver func(lane Lane, d Decision)
-	// Settled: S4 ended on one shard; branches that it committed and rolled back.
-	Settled func(lane Lane, shard string, committed, rolledBack []GTRID)
+	// TakenOver: S3 is known committed. found is the decision that it goes on
+	// from, at the incarnation before or an older one.
+	TakenOver func(at At, found Decision)
+	// InDoubt: in S4 every shard has said for the first time what is prepared
+	// of the lane. shards are by number and only to be read, as are Settled's.
+	InDoubt func(at At, shards []ShardBranches)
+	// Settled: S4 ended, well or not: what it has done on each shard.
+	Settled func(at At, shards []ShardBranches, took time.Duration, err error)
 	// Restored: S5 ended.
 	Restored func(lane Lane, d Decision, chunks int, took time.Duration)
 	// Phase: a phase of a checkpoint ended: "prepare", "decide", "commit".
-	Phase func(lane Lane, phase string, took time.Duration)
+	Phase func(at At, phase string, took time.Duration)
 	// Committed: an epoch is committed on every shard and this process is the
 	// one that counts it. recovered: a recovery finished it.
 	Committed func(lane Lane, d Decision, c Counts, recovered bool)
@@ -87,9 +91,25 @@ type Listener struct {
 	Moved func(lane Lane, d Decision)
 	// Waiting: a shard or a broker does not do what it is asked to, and is
 	// asked again.
-	Waiting func(lane Lane, step, what string, err error)
+	Waiting func(at At, step, what string, err error)
 	// Net: a net decided that should never decide (see docs/protocol.md).
-	Net func(lane Lane, net string, err error)
+	Net func(at At, net string, err error)
+}
+
+// At says which lane, session and epoch an event is about.
+type At struct {
+	Lane        Lane
+	Incarnation int64 // of the session; 0 before its takeover is known committed
+	Seq         int64 // of the epoch that is being made, else of D's; 0 before the first
+}
+
+// ShardBranches is what S4 found and did on one shard.
+type ShardBranches struct {
+	Shard      string
+	Answered   bool    // false: the shard has not said what is prepared there
+	InDoubt    []GTRID // branches of the lane that were prepared when it was first asked
+	Committed  []GTRID // those and later ones
+	RolledBack []GTRID // likewise
 }
 
 // ErrSuperseded says that another member has taken the lane over.

@@ -149,6 +149,8 @@ type events struct {
 	nets      []string
 	waits     []string
 	moved     int
+	at        []checkpoint.At // of inDoubt
+	inDoubt   []string        // "shard branches"
 	settled   []string
 	restored  []int // chunks
 	phases    []string
@@ -161,9 +163,21 @@ func (e *events) listen(job *checkpoint.Job) *events {
 		fn()
 	}
 	job.Listener = checkpoint.Listener{
-		TakenOver: func(_ checkpoint.Lane, d checkpoint.Decision) { with(func() { e.takenOver = append(e.takenOver, d) }) },
-		Settled: func(_ checkpoint.Lane, shard string, c, r []checkpoint.GTRID) {
-			with(func() { e.settled = append(e.settled, fmt.Sprintf("%s c%d r%d", shard, len(c), len(r))) })
+		TakenOver: func(_ checkpoint.At, d checkpoint.Decision) { with(func() { e.takenOver = append(e.takenOver, d) }) },
+		InDoubt: func(at checkpoint.At, shards []checkpoint.ShardBranches) {
+			with(func() {
+				e.at = append(e.at, at)
+				for _, s := range shards {
+					e.inDoubt = append(e.inDoubt, fmt.Sprintf("%s %d", s.Shard, len(s.InDoubt)))
+				}
+			})
+		},
+		Settled: func(_ checkpoint.At, shards []checkpoint.ShardBranches, _ time.Duration, _ error) {
+			with(func() {
+				for _, s := range shards {
+					e.settled = append(e.settled, fmt.Sprintf("%s c%d r%d", s.Shard, len(s.Committed), len(s.RolledBack)))
+				}
+			})
 		},
 		Committed: func(_ checkpoint.Lane, d checkpoint.Decision, c checkpoint.Counts, recovered bool) {
 			with(func() {
@@ -172,12 +186,12 @@ func (e *events) listen(job *checkpoint.Job) *events {
 			})
 		},
 		Moved:   func(checkpoint.Lane, checkpoint.Decision) { with(func() { e.moved++ }) },
-		Net:     func(_ checkpoint.Lane, net string, _ error) { with(func() { e.nets = append(e.nets, net) }) },
-		Waiting: func(_ checkpoint.Lane, step, _ string, _ error) { with(func() { e.waits = append(e.waits, step) }) },
+		Net:     func(_ checkpoint.At, net string, _ error) { with(func() { e.nets = append(e.nets, net) }) },
+		Waiting: func(_ checkpoint.At, step, _ string, _ error) { with(func() { e.waits = append(e.waits, step) }) },
 		Restored: func(_ checkpoint.Lane, _ checkpoint.Decision, n int, _ time.Duration) {
 			with(func() { e.restored = append(e.restored, n) })
 		},
-		Phase: func(_ checkpoint.Lane, name string, _ time.Duration) {
+		Phase: func(_ checkpoint.At, name string, _ time.Duration) {
 			with(func() { e.phases = append(e.phases, name) })
 		},
 	}

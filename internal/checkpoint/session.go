@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,7 +34,7 @@ type Session struct {
 
 // Open starts a session: S0 to S5, the only way to start and the only way to
 // recover. It fills state. The caller does S6 with Decision's offset, and
-// closes the session. Open fails with
+// closes the session. Open fails with an *OpenError around
 //
 //   - a *Refusal: the lane or the process stops;
 //   - ErrNotAssigned or ErrSuperseded: the lane is somebody else's;
@@ -42,10 +43,21 @@ func Open(ctx context.Context, job *Job, lane Lane, assigned func() bool, state 
 	s := &Session{job: job, lane: lane, assigned: assigned, index: map[int64]int64{}, digests: make([][]byte, len(job.Shards))}
 	if err := s.open(ctx, state); err != nil {
 		s.Close()
-		return nil, err
+		return nil, &OpenError{At: s.at(cmp.Or(s.decision.Load(), &Decision{})), Err: err}
 	}
 	return s, nil
 }
+
+// OpenError is why a session did not start, and how far it came.
+type OpenError struct {
+	At  At // its incarnation is 0 when the takeover is not known committed
+	Err error
+}
+
+func (e *OpenError) Error() string { return "start a session: " + e.Err.Error() }
+
+// Unwrap gives the cause.
+func (e *OpenError) Unwrap() error { return e.Err }
 
 // open is S0 to S5.
 func (s *Session) open(ctx context.Context, state State) (err error) {
@@ -82,7 +94,7 @@ func (s *Session) open(ctx context.Context, state State) (err error) {
 	s.decision.Store(&d)
 	failpoint.Hit(failpoint.TakeoverDecided, 0)
 	if f := s.job.Listener.TakenOver; f != nil {
-		f(s.lane, found)
+		f(s.at(&d), found)
 	}
 
 	// S4: every shard shows exactly the epochs up to D, and nothing is in doubt.

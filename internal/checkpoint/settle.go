@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"billing/internal/failpoint"
@@ -51,13 +53,15 @@ func judge(g GTRID, n Name, d *Decision, ours int64, running bool) verdict {
 func (s *Session) settleAll(ctx context.Context) error {
 	d := s.decision.Load()
 	rows := make([]EpochRow, len(s.job.Shards))
+	story := newSettling(s, d)
 	err := s.job.eachShard(false, func(i int, shard Shard) error {
 		sctx, cancel := context.WithTimeout(ctx, s.job.Limits.Settle)
 		defer cancel()
-		row, err := s.settle(sctx, i, shard, d)
+		row, err := s.settle(sctx, i, shard, d, story)
 		rows[i] = row
 		return err
 	})
+	story.ended(err)
 	if err != nil {
 		return fmt.Errorf("settle: %w", err)
 	}
@@ -70,24 +74,20 @@ func (s *Session) settleAll(ctx context.Context) error {
 
 // settle is S4 on one shard. A shard that does not answer is asked again until
 // ctx ends.
-func (s *Session) settle(ctx context.Context, i int, shard Shard, d *Decision) (row EpochRow, err error) {
-	var committed, rolledBack []GTRID
+func (s *Session) settle(ctx context.Context, i int, shard Shard, d *Decision, story *settling) (row EpochRow, err error) {
 	var absent time.Time // since when D's branch is neither listed nor a row
 	for try := 0; ; try++ {
-		row, found, err := s.settleOnce(ctx, i, shard, d, &committed, &rolledBack)
+		row, found, err := s.settleOnce(ctx, i, shard, d, story)
 		var refused *Refusal
 		var broken *InvariantError
 		switch {
 		case err == nil && found == settled:
-			if f := s.job.Listener.Settled; f != nil {
-				f(s.lane, shard.Name(), committed, rolledBack)
-			}
 			return row, nil
 		case errors.As(err, &refused), errors.As(err, &broken), errors.Is(err, ErrSuperseded):
 			return row, err
 		case err != nil:
 			absent = time.Time{}
-			s.waiting("S4", "settle shard "+shard.Name(), err)
+			s.waiting(d, "S4", "settle shard "+shard.Name(), err)
 		case found == busy:
 			absent = time.Time{}
 		case absent.IsZero():
@@ -101,6 +101,58 @@ func (s *Session) settle(ctx context.Context, i int, shard Shard, d *Decision) (
 	}
 }
 
+// settling is what S4 tells the listener: what was in doubt, once every shard
+// has said so, and at the end what was done.
+type settling struct {
+	s     *Session
+	d     *Decision
+	begun time.Time
+
+	mu      sync.Mutex
+	shards  []ShardBranches
+	unheard int // shards that have not answered
+}
+
+func newSettling(s *Session, d *Decision) *settling {
+	y := &settling{s: s, d: d, begun: time.Now(), shards: make([]ShardBranches, len(s.job.Shards)), unheard: len(s.job.Shards)}
+	for i, shard := range s.job.Shards {
+		y.shards[i].Shard = shard.Name()
+	}
+	return y
+}
+
+// listed notes a shard's prepared branches, the first time.
+func (y *settling) listed(i int, branches []GTRID) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	if y.shards[i].Answered {
+		return
+	}
+	y.shards[i].Answered, y.shards[i].InDoubt = true, branches
+	if y.unheard--; y.unheard == 0 && y.s.job.Listener.InDoubt != nil {
+		y.s.job.Listener.InDoubt(y.s.at(y.d), slices.Clone(y.shards))
+	}
+}
+
+// did notes what was done with a branch.
+func (y *settling) did(i int, g GTRID, v verdict) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	switch v {
+	case commitIt:
+		y.shards[i].Committed = append(y.shards[i].Committed, g)
+	case rollBack:
+		y.shards[i].RolledBack = append(y.shards[i].RolledBack, g)
+	}
+}
+
+// ended tells what was done, also when the shards are not settled.
+func (y *settling) ended(err error) {
+	if f := y.s.job.Listener.Settled; f != nil {
+		f(y.s.at(y.d), y.shards, time.Since(y.begun), err)
+	}
+}
+
 // What settleOnce finds on a shard.
 type finding int
 
@@ -111,7 +163,7 @@ const (
 )
 
 // settleOnce looks once and ends what it finds.
-func (s *Session) settleOnce(ctx context.Context, i int, shard Shard, d *Decision, committed, rolledBack *[]GTRID) (row EpochRow, found finding, err error) {
+func (s *Session) settleOnce(ctx context.Context, i int, shard Shard, d *Decision, story *settling) (row EpochRow, found finding, err error) {
 	if err := shard.EndOlder(ctx, s.lane); err != nil {
 		return row, missing, fmt.Errorf("end older sessions: %w", err)
 	}
@@ -119,6 +171,7 @@ func (s *Session) settleOnce(ctx context.Context, i int, shard Shard, d *Decisio
 	if err != nil {
 		return row, missing, fmt.Errorf("list prepared branches: %w", err)
 	}
+	story.listed(i, branches)
 	left := 0 // listed, and gone when it was ended
 	for _, g := range branches {
 		switch did, err := s.act(ctx, i, shard, g, d, false); {
@@ -126,10 +179,8 @@ func (s *Session) settleOnce(ctx context.Context, i int, shard Shard, d *Decisio
 			return row, missing, err
 		case err != nil:
 			left++
-		case did == commitIt:
-			*committed = append(*committed, g)
-		case did == rollBack:
-			*rolledBack = append(*rolledBack, g)
+		default:
+			story.did(i, g, did)
 		}
 	}
 
@@ -236,7 +287,7 @@ func (s *Session) sweepOnce(ctx context.Context, i int, shard Shard) error {
 	case AsRefusal(err) != nil:
 		return err // such as another server behind the shard's address
 	case err != nil:
-		s.waiting("sweep", "list prepared branches on shard "+shard.Name(), err)
+		s.waiting(d, "sweep", "list prepared branches on shard "+shard.Name(), err)
 		return nil // the shard is away: the lane's own statements say so too
 	}
 	for _, g := range branches {
@@ -248,9 +299,9 @@ func (s *Session) sweepOnce(ctx context.Context, i int, shard Shard) error {
 			return err
 		case errors.Is(err, ErrNotListed):
 		case err != nil:
-			s.waiting("sweep", "on shard "+shard.Name(), err)
+			s.waiting(d, "sweep", "on shard "+shard.Name(), err)
 		case v == commitIt || v == rollBack:
-			s.net("sweep", fmt.Errorf("shard %s: branch %s: committed %t, rolled back %t", shard.Name(), g, v == commitIt, v == rollBack))
+			s.net(d, "sweep", fmt.Errorf("shard %s: branch %s: committed %t, rolled back %t", shard.Name(), g, v == commitIt, v == rollBack))
 		}
 	}
 	return nil

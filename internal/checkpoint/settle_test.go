@@ -27,19 +27,23 @@ func TestSettleEndsWhatIsLeft(t *testing.T) {
 	for _, c := range []struct {
 		call    string
 		fault   checkpointtest.Fault
+		inDoubt []string
 		settled []string
+		seq     int64
 		end     int64
 	}{
-		{"XA PREPARE on s1", checkpointtest.Lost, []string{"s0 c0 r0", "s1 c0 r0"}, 4}, // its own C9 rolled both back
-		{"EndTxn", checkpointtest.Failed, []string{"s0 c0 r1", "s1 c0 r1"}, 4},
-		{"EndTxn", checkpointtest.Lost, []string{"s0 c1 r0", "s1 c1 r0"}, 6},
+		{"XA PREPARE on s1", checkpointtest.Lost, []string{"s0 0", "s1 0"}, []string{"s0 c0 r0", "s1 c0 r0"}, 2, 4}, // its own C9 rolled both back
+		{"EndTxn", checkpointtest.Failed, []string{"s0 1", "s1 1"}, []string{"s0 c0 r1", "s1 c0 r1"}, 2, 4},
+		{"EndTxn", checkpointtest.Lost, []string{"s0 1", "s1 1"}, []string{"s0 c1 r0", "s1 c1 r0"}, 3, 6},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			w, job := interrupted(t, 2, 2, c.call, c.fault)
 			e := new(events).listen(job)
 			s, _ := mustOpen(t, job)
 			s.Close()
-			slices.Sort(e.settled)
+			if at := (checkpoint.At{Lane: lane, Incarnation: s.Incarnation(), Seq: c.seq}); !slices.Equal(e.inDoubt, c.inDoubt) || !slices.Equal(e.at, []checkpoint.At{at}) {
+				t.Errorf("%s %s: in doubt %v at %v, want %v at %v", c.call, c.fault, e.inDoubt, e.at, c.inDoubt, at)
+			}
 			if !slices.Equal(e.settled, c.settled) {
 				t.Errorf("%s %s: settled %v, want %v", c.call, c.fault, e.settled, c.settled)
 			}

@@ -32,8 +32,9 @@ type lane struct {
 	status   Status
 
 	// Owned by run.
-	counted  int64 // entries of this lane in Pipeline.ids
-	failures int   // sessions that have failed since the lane last moved
+	at       checkpoint.At // the session, or the last one, and the epoch that D names
+	counted  int64         // entries of this lane in Pipeline.ids
+	failures int           // sessions that have failed since the lane last moved
 	retried  retried
 }
 
@@ -89,7 +90,7 @@ func (l *lane) run() {
 		l.countIDs(0)
 		if l.leave.Err() != nil {
 			if err != nil {
-				l.log.Warn("session ended while leaving: what it left is the next owner's", "err", err)
+				l.log.Warn("session ended while leaving: what it left is the next owner's", "incarnation", l.at.Incarnation, "seq", l.at.Seq, "err", err)
 			}
 			return
 		}
@@ -106,29 +107,30 @@ func (l *lane) retry(err error) {
 	wait := min(100*time.Millisecond<<min(l.failures-1, 6), 5*time.Second)
 	wait = wait/2 + rand.N(wait/2+1)
 
+	log := l.log.With("incarnation", l.at.Incarnation, "seq", l.at.Seq)
 	refused := checkpoint.AsRefusal(err)
 	var broken *checkpoint.InvariantError
 	var brokenState *dedup.InvariantError
 	switch {
 	case refused != nil && refused.Scope == checkpoint.EndsProcess:
-		l.log.Error("refused: the process ends", "reason", refused.Reason, "err", err)
+		log.Error("refused: the process ends", "reason", refused.Reason, "err", err)
 		l.failed(Stopped, refused.Reason, err)
 		l.p.fail(refused)
 		wait = l.p.cfg.StoppedRetry
 	case refused != nil:
 		wait = l.p.cfg.StoppedRetry
-		l.log.Error("lane stopped", "reason", refused.Reason, "err", err, "looks_again_in", wait)
+		log.Error("lane stopped", "reason", refused.Reason, "err", err, "looks_again_in", wait)
 		l.failed(Stopped, refused.Reason, err)
 	case errors.As(err, &broken), errors.As(err, &brokenState):
 		wait = l.p.cfg.StoppedRetry
-		l.log.Error("lane stopped: an invariant is broken; nothing was guessed", "reason", checkpoint.ReasonInvariant, "err", err, "looks_again_in", wait)
+		log.Error("lane stopped: an invariant is broken; nothing was guessed", "reason", checkpoint.ReasonInvariant, "err", err, "looks_again_in", wait)
 		l.failed(Stopped, checkpoint.ReasonInvariant, err)
 	case errors.Is(err, checkpoint.ErrNotAssigned), errors.Is(err, checkpoint.ErrSuperseded):
 		// The group will tell; if it does not, the lane is still ours.
-		l.log.Info("session ended", "err", err, "next_in", wait)
+		log.Info("session ended", "err", err, "next_in", wait)
 		l.failed(Recovering, "", err)
 	default:
-		l.log.Warn("session ended, a new one recovers", "err", err, "failures", l.failures, "next_in", wait)
+		log.Warn("session ended, a new one recovers", "err", err, "failures", l.failures, "next_in", wait)
 		l.failed(Recovering, "", err)
 	}
 	t := time.NewTimer(wait)
@@ -153,13 +155,20 @@ func (l *lane) session() (err error) {
 		}
 	}()
 	cfg := &l.p.cfg
+	l.at = checkpoint.At{Lane: l.id}
 	state := dedup.New()
 	// A lane that is not at work yet leaves at once: nothing of it is in flight.
 	s, err := checkpoint.Open(l.leave, cfg.Job, l.id, func() bool { return l.p.source.Assigned(l.id.Partition) }, restorer{state})
+	var open *checkpoint.OpenError
+	if errors.As(err, &open) {
+		l.at = open.At
+	}
 	if err != nil {
-		return fmt.Errorf("start a session: %w", err)
+		return err //nolint:wrapcheck // it says itself what it is
 	}
 	defer s.Close()
+	l.at = checkpoint.At{Lane: l.id, Incarnation: s.Incarnation(), Seq: s.Decision().Seq}
+	defer func() { l.at.Seq = s.Decision().Seq }()
 
 	// S6. The number changes before the stream starts: what was fetched for an
 	// older session is dropped.

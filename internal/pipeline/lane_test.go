@@ -66,7 +66,7 @@ func TestOneInFlightOneFilling(t *testing.T) {
 			if _, pauses := r.topic.count(); pauses != 1 {
 				t.Errorf("the partition was paused %d times", pauses)
 			}
-			if !s.Pending || !s.InFlight {
+			if !s.Pending || !s.InDoubt {
 				t.Errorf("status: %+v", s)
 			}
 			close(gate)

@@ -144,7 +144,7 @@ func newRig(t *testing.T, change func(*pipeline.Config)) *rig {
 		Job: &checkpoint.Job{
 			Name: "job", Topic: "in", Set: checkpoint.UUID{1}, Fingerprint: "f", FirstStart: true,
 			Kafka: r.world, Shards: r.world.Shards(), Limits: checkpoint.DefaultLimits(30 * time.Second),
-			Listener: checkpoint.Listener{Net: func(_ checkpoint.Lane, net string, _ error) { r.nets.add(net) }},
+			Listener: checkpoint.Listener{Net: func(_ checkpoint.At, net string, _ error) { r.nets.add(net) }},
 		},
 		Interval: time.Second, MaxRecords: 100, MaxBytes: 1 << 30,
 		Lateness: time.Hour, Skew: 5 * time.Minute, MaxIDs: 1 << 40, Window: time.Hour, Ledger: true,

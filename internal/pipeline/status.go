@@ -40,11 +40,24 @@ type Status struct {
 	Position     int64     // offset behind the last record taken
 	End          int64     // of the partition, as last heard of; -1 before
 	IDs          int64     // dedup entries
-	InFlight     bool      // an epoch is between its barrier and its last commit
+	InDoubt      bool      // an epoch is between its barrier and its last commit, or was when its session ended
 }
 
 // Behind is the number of offsets that are not decided; 0 when unknown.
 func (s *Status) Behind() int64 { return max(0, s.End-s.Next) }
+
+// Age is how far the lane is behind in event time: the age of the largest event
+// time that is decided while there are offsets that are not, else 0. It is not
+// known before the first decision.
+func (s *Status) Age(now time.Time) (age time.Duration, known bool) {
+	switch {
+	case s.Behind() == 0:
+		return 0, s.End >= 0
+	case s.StreamTime.IsZero():
+		return 0, false
+	}
+	return max(0, now.Sub(s.StreamTime)), true
+}
 
 // calm is how long a lane that has recovered, and has nothing to do, counts as
 // one that may fail again: a failure shows when there is something to do.
@@ -111,7 +124,6 @@ func (l *lane) failed(state State, reason string, err error) {
 	l.update(func(s *Status) {
 		s.enter(state, reason, err.Error())
 		s.Failures, s.LastError = l.failures, err.Error()
-		s.InFlight = false
 	})
 }
 
@@ -120,6 +132,7 @@ func (l *lane) failed(state State, reason string, err error) {
 func (l *lane) running(incarnation int64, d *checkpoint.Decision) {
 	l.update(func(s *Status) {
 		s.enter(Running, "", "")
+		s.InDoubt = false
 		s.Incarnation, s.Position = incarnation, d.Next
 		s.found(d)
 	})

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -26,6 +27,7 @@ type work struct {
 	l   *lane
 	cfg *Config
 	s   *checkpoint.Session // of the committer and the sweeper
+	log *slog.Logger        // the lane's, with the session's incarnation
 
 	decoder *event.Decoder
 	event   event.Event // reused for every record
@@ -64,7 +66,7 @@ func newWork(l *lane, s *checkpoint.Session, state *dedup.State) *work {
 	cfg := &l.p.cfg
 	d := s.Decision()
 	w := &work{
-		l: l, cfg: cfg, s: s, state: state,
+		l: l, cfg: cfg, s: s, state: state, log: l.log.With("incarnation", s.Incarnation()),
 		decoder:    event.NewDecoder(cfg.Decoder),
 		streamTime: d.StreamTime, forgottenBefore: d.ForgottenBefore,
 		position: d.Next, leaderEpoch: d.LeaderEpoch,
@@ -95,7 +97,7 @@ func (w *work) adopt(rows []checkpoint.ExistingRow) {
 		}
 	}
 	if len(rows) > 0 {
-		w.l.log.Warn("ids that only the ledger knew are added to the dedup state", "ids", len(rows))
+		w.log.Warn("ids that only the ledger knew are added to the dedup state", "seq", w.s.Decision().Seq, "ids", len(rows))
 	}
 }
 
@@ -235,10 +237,10 @@ func (w *work) tell() {
 		w.waiting = over
 		if over {
 			msg := fmt.Sprintf("this instance holds %d ids, dedup.max_ids allows %d. Next step: raise it (about 60 bytes of memory an id), or add instances", w.l.p.ids.Load(), w.cfg.MaxIDs)
-			w.l.log.Error("lane paused", "reason", PausedByMaxIDs, "err", msg)
+			w.log.Error("lane paused", "reason", PausedByMaxIDs, "err", msg)
 			w.l.update(func(s *Status) { s.enter(Paused, PausedByMaxIDs, msg) })
 		} else {
-			w.l.log.Info("lane goes on", "reason", PausedByMaxIDs)
+			w.log.Info("lane goes on", "reason", PausedByMaxIDs)
 			w.l.update(func(s *Status) { s.enter(Running, "", "") })
 		}
 	}
@@ -269,7 +271,7 @@ func (w *work) cut() {
 	w.armed, w.due = false, false
 	w.barrier.Stop()
 	w.countIDs() // freezing may have dropped what is forgotten
-	w.l.update(func(s *Status) { s.InFlight = true })
+	w.l.update(func(s *Status) { s.InDoubt = true })
 	w.send(func(ctx context.Context) result {
 		chunks := adds.Chunks(chunkBytes)
 		e.Chunks = make([]checkpoint.Chunk, len(chunks))
@@ -299,13 +301,13 @@ func (w *work) commitJobs(ctx context.Context) {
 // done takes the committer's result.
 func (w *work) done(r result) error {
 	w.inFlight = false
-	w.l.update(func(s *Status) { s.InFlight = false })
 	if r.err != nil {
 		if r.epoch != nil {
 			w.failed(r.epoch, r.err)
 		}
-		return r.err
+		return r.err // the epoch stays in doubt until the next session has recovered
 	}
+	w.l.update(func(s *Status) { s.InDoubt = false })
 	if r.epoch != nil {
 		n := w.l.retried.maxRecords
 		w.l.retried = retried{}
@@ -330,7 +332,7 @@ func (w *work) failed(e *checkpoint.Epoch, err error) {
 	for _, exist := range found {
 		w.l.retried.rows = append(w.l.retried.rows, exist.Entries...)
 		if f := w.cfg.Job.Listener.Net; f != nil {
-			f(w.l.id, "ledger", exist)
+			f(checkpoint.At{Lane: w.l.id, Incarnation: w.s.Incarnation(), Seq: w.s.Decision().Seq + 1}, "ledger", exist)
 		}
 	}
 	if len(found) > 0 {
@@ -339,7 +341,7 @@ func (w *work) failed(e *checkpoint.Epoch, err error) {
 	}
 	if errors.Is(err, context.DeadlineExceeded) && w.l.ctx.Err() == nil {
 		w.l.retried.maxRecords = max(e.Counts.In/2, 1)
-		w.l.log.Warn("an epoch took too long: the next ones are smaller", "records", e.Counts.In, "next", w.l.retried.maxRecords)
+		w.log.Warn("an epoch took too long: the next ones are smaller", "seq", w.s.Decision().Seq+1, "records", e.Counts.In, "next", w.l.retried.maxRecords)
 	}
 }
 
@@ -353,7 +355,7 @@ func (w *work) idle() {
 		next, err := w.l.p.source.SkipTail(ctx, w.l.id.Partition, from)
 		if err != nil {
 			if ctx.Err() == nil {
-				w.l.log.Warn("can't look behind the last record", "err", err)
+				w.log.Warn("can't look behind the last record", "err", err)
 			}
 			next = from
 		}

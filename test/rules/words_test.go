@@ -85,14 +85,14 @@ func netWords() map[string]bool {
 		ast.Inspect(s.file, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.CallExpr:
-				if sel, ok := n.Fun.(*ast.SelectorExpr); ok && sel.Sel.Name == "net" && len(n.Args) == 2 {
-					word(n.Args[0])
+				if sel, ok := n.Fun.(*ast.SelectorExpr); ok && sel.Sel.Name == "net" && len(n.Args) == 3 {
+					word(n.Args[1])
 				}
 			case *ast.KeyValueExpr:
 				if key, ok := n.Key.(*ast.Ident); ok && key.Name == "Net" {
 					word(n.Value)
 				}
-			case *ast.IfStmt: // if f := listener.Net; f != nil { f(lane, "word", err) }
+			case *ast.IfStmt: // if f := listener.Net; f != nil { f(at, "word", err) }
 				init, ok := n.Init.(*ast.AssignStmt)
 				if !ok || len(init.Rhs) != 1 {
 					return true
