@@ -32,7 +32,7 @@ server, as it does for run.`,
 			if err != nil {
 				return err
 			}
-			logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			logger := newLogger(cmd.ErrOrStderr(), c)
 			cfg := sinkConfig(c, logger)
 			if cfg.Accept, err = parseAccept(accept, c, logger); err != nil {
 				return &usageError{err}

@@ -3,12 +3,14 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"billing/cmd/billing/config"
 	"billing/internal/admin"
 	"billing/internal/checkpoint"
 	"billing/internal/consume"
@@ -304,4 +306,14 @@ func (t *throttle) ok(kind string) bool {
 	}
 	t.last[kind] = now
 	return true
+}
+
+// newLogger is the log as the configuration wants it.
+func newLogger(w io.Writer, c *config.Config) *slog.Logger {
+	level := map[string]slog.Level{"debug": slog.LevelDebug, "warn": slog.LevelWarn, "error": slog.LevelError}[c.Log.Level] // else info, which is 0
+	opts := &slog.HandlerOptions{Level: level}
+	if c.Log.Format == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
 }

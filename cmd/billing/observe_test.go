@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"billing/cmd/billing/config"
 	"billing/internal/checkpoint"
 	"billing/internal/pipeline"
 )
@@ -85,5 +87,25 @@ level=WARN msg="not settled" lane=in/3 incarnation=8 seq=41 branches="a: committ
 `
 	if out.String() != want {
 		t.Errorf("the log is\n%s\nwant\n%s", &out, want)
+	}
+}
+
+// TestLogIsAsConfigured: level and format.
+func TestLogIsAsConfigured(t *testing.T) {
+	for _, c := range []struct{ level, format, want string }{
+		{"debug", "text", "level=DEBUG msg=a\nlevel=INFO msg=b\nlevel=WARN msg=c\nlevel=ERROR msg=d\n"},
+		{"info", "text", "level=INFO msg=b\nlevel=WARN msg=c\nlevel=ERROR msg=d\n"},
+		{"warn", "text", "level=WARN msg=c\nlevel=ERROR msg=d\n"},
+		{"error", "json", `"level":"ERROR","msg":"d"}` + "\n"},
+	} {
+		var out bytes.Buffer
+		log := newLogger(&out, &config.Config{Log: config.Log{Level: c.level, Format: c.format}})
+		log.Debug("a")
+		log.Info("b")
+		log.Warn("c")
+		log.Error("d")
+		if got := regexp.MustCompile(`time=\S+ |\{"time":"[^"]*",`).ReplaceAllString(out.String(), ""); got != c.want {
+			t.Errorf("%s, %s: the log is\n%s\nwant\n%s", c.level, c.format, got, c.want)
+		}
 	}
 }

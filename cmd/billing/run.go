@@ -69,7 +69,7 @@ Refusals that --accept REASON:WHAT overrides, each for one start:
 			if err != nil {
 				return err
 			}
-			logger := slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil))
+			logger := newLogger(cmd.ErrOrStderr(), c)
 			accepts, err := parseAccept(accept, c, logger)
 			if err != nil {
 				return &usageError{err}

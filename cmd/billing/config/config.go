@@ -27,6 +27,7 @@ type Config struct {
 	Message    Message    `mapstructure:"message"`
 	Ledger     Ledger     `mapstructure:"ledger"`
 	Admin      Admin      `mapstructure:"admin"`
+	Log        Log        `mapstructure:"log"`
 	FirstStart bool       `mapstructure:"first_start"` // a lane may start where Kafka and MySQL both know nothing of it
 
 	sources map[string]source
@@ -86,6 +87,12 @@ type Admin struct {
 	Listen string `mapstructure:"listen"` // host:port; an empty host is every address
 }
 
+// Log says how the service logs, on standard error.
+type Log struct {
+	Level  string `mapstructure:"level"`  // debug, info, warn or error
+	Format string `mapstructure:"format"` // text or json
+}
+
 // Default is the configuration of an empty file. It lacks job, kafka.brokers,
 // kafka.topic, shards, message.type_prefix and message.currencies, which have
 // no sensible default.
@@ -109,6 +116,7 @@ func Default() Config {
 		Aggregate: Aggregate{Window: time.Hour},
 		Ledger:    Ledger{Enabled: true},
 		Admin:     Admin{Listen: ":8080"},
+		Log:       Log{Level: "info", Format: "text"},
 	}
 }
 

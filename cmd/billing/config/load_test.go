@@ -114,6 +114,7 @@ aggregate: {window: 15m}
 message: {type_prefix: p, currencies: [EUR], amount_as_number: true}
 ledger: {enabled: false}
 admin: {listen: '127.0.0.1:0'}
+log: {level: warn, format: json}
 first_start: true
 `)
 	c := mustLoad(t)
@@ -130,7 +131,7 @@ first_start: true
 		Aggregate:  Aggregate{Window: 15 * time.Minute},
 		Message:    Message{TypePrefix: "p.", Currencies: []string{"EUR"}, AmountAsNumber: true},
 		Ledger:     Ledger{Enabled: false},
-		Admin:      Admin{Listen: "127.0.0.1:0"},
+		Admin:      Admin{Listen: "127.0.0.1:0"}, Log: Log{Level: "warn", Format: "json"},
 		FirstStart: true,
 	}
 	if !reflect.DeepEqual(*c, want) {
@@ -151,14 +152,14 @@ func TestEveryKeyFromTheEnvironment(t *testing.T) {
 		"string": "from-env", "[]string": "AAA:1 , BBB:2", "bool": "true", "int": "77", "int64": "2097152",
 		"time.Duration": "2m", "[]config.Shard": `[{"name":"env","dsn":"u:p\u0040x@tcp(h)/d"}]`,
 		"kafka.max_batch_bytes": "2000000",
-		"admin.listen":          "h:1", "message.currencies": "CHF,JPY", "ledger.enabled": "false",
+		"admin.listen":          "h:1", "log.level": "debug", "log.format": "json", "message.currencies": "CHF,JPY", "ledger.enabled": "false",
 		"checkpoint.interval": "2s", "dedup.lateness": "2d", "message.type_prefix": "from.env.",
 	}
 	values := map[string]any{
 		"string": "from-env", "[]string": []string{"AAA:1", "BBB:2"}, "bool": true, "int": 77, "int64": int64(2097152),
 		"time.Duration": 2 * time.Minute, "[]config.Shard": []Shard{{Name: "env", DSN: "u:p@x@tcp(h)/d"}},
 		"kafka.max_batch_bytes": 2000000,
-		"admin.listen":          "h:1", "message.currencies": []string{"CHF", "JPY"}, "ledger.enabled": false,
+		"admin.listen":          "h:1", "log.level": "debug", "log.format": "json", "message.currencies": []string{"CHF", "JPY"}, "ledger.enabled": false,
 		"checkpoint.interval": 2 * time.Second, "dedup.lateness": 48 * time.Hour, "message.type_prefix": "from.env.",
 	}
 	pick := func(k leaf) string {

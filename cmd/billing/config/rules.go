@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,6 +32,15 @@ func (k *check) all() {
 		if msg := address(k.c.Admin.Listen, true); msg != "" {
 			k.fail("admin.listen", "%s", msg)
 		}
+	}
+	k.oneOf("log.level", k.c.Log.Level, "debug", "info", "warn", "error")
+	k.oneOf("log.format", k.c.Log.Format, "text", "json")
+}
+
+// oneOf holds a word against the list of those that are known.
+func (k *check) oneOf(path, value string, known ...string) {
+	if k.usable(path) && !slices.Contains(known, value) {
+		k.fail(path, "%s: want one of %s", show(value), strings.Join(known, ", "))
 	}
 }
 

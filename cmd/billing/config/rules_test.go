@@ -40,6 +40,10 @@ func TestRules(t *testing.T) {
 		{"listen", good + "admin: {listen: '8080'}\n", nil, []string{
 			"config.yaml:13: admin.listen: \"8080\": want host:port or :port, such as :8080",
 		}},
+		{"log", good + "log: {level: INFO, format: yaml}\n", nil, []string{
+			"config.yaml:13: log.level: \"INFO\": want one of debug, info, warn, error",
+			"config.yaml:13: log.format: \"yaml\": want one of text, json",
+		}},
 
 		{"too little", good + "kafka_: 1\ncheckpoint: {interval: 9ms, max_records: 0, max_bytes: 5}\ndedup: {lateness: 999ms, skew: -1s, max_ids: 0}\naggregate: {window: 500ms}\n", nil, []string{
 			"config.yaml:13: kafka_: unknown key: did you mean kafka?",
