@@ -33,6 +33,7 @@ var mayImport = map[string][]string{
 	"cmd/billing/config":                 {},
 	"cmd/demo":                           {"internal/loadgen", "internal/money"},
 	"test/servers":                       {},
+	"test/proxy":                         {},
 }
 
 // onlyIn says where packages of others may be imported, outside of tests and of
