@@ -352,6 +352,19 @@ func TestErrorsInAnswers(t *testing.T) {
 	}
 }
 
+func TestAnswerHeaders(t *testing.T) {
+	for _, c := range []struct {
+		key     kmsg.Key
+		version int16
+		size    int // the frame's size, the correlation id, and the tags of newer headers
+	}{{kmsg.EndTxn, 2, 8}, {kmsg.EndTxn, 3, 9}, {kmsg.ApiVersions, 4, 8}} {
+		r := &Request{Key: c.key, Version: c.version}
+		if n := len(r.answerFrame(nil)); n != c.size {
+			t.Errorf("%s of version %d: %d bytes, want %d", c.key.Name(), c.version, n, c.size)
+		}
+	}
+}
+
 func TestWatchOnlyCounts(t *testing.T) {
 	a := newTopicAsker(t)
 	h := a.k.Add(KafkaRule{Match: Key(kmsg.CreateTopics), Do: Watch{}})

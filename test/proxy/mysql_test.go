@@ -192,6 +192,18 @@ func TestMySQLLongStatement(t *testing.T) {
 	}
 }
 
+// The driver does not look at an error's sequence; others do.
+func TestMySQLFailHasTheNextSequence(t *testing.T) {
+	for _, c := range []struct {
+		command int // with its packets' heads
+		want    byte
+	}{{4 + 1, 1}, {4 + biggest - 1, 1}, {4 + biggest + 4, 2}, {4 + biggest + 4 + 1, 2}} {
+		if got := (Fail{State: "HY000"}).packet(make([]byte, c.command))[3]; got != c.want {
+			t.Errorf("behind %d bytes: %d, want %d", c.command, got, c.want)
+		}
+	}
+}
+
 // What the proxy can't read is not offered; a client that wants it without an offer is an error of the test.
 func TestMySQLOffersLess(t *testing.T) {
 	_, _, db := mysqlRig(t, "?tls=true")

@@ -173,6 +173,21 @@ func TestFreeze(t *testing.T) {
 	mustBeBroken(t, hear(old, "d", bound))
 }
 
+func TestFrozenProxyDoesNotConnect(t *testing.T) {
+	connected := make(chan struct{}, 1)
+	p, err := New("127.0.0.1:0", tcpServer(t, func(net.Conn) { connected <- struct{}{} }))
+	closeAfter(t, p, err)
+	p.Freeze(true)
+	dial(t, p)
+	select {
+	case <-connected:
+		t.Fatal("the server has a connection")
+	case <-time.After(soon):
+	}
+	p.Freeze(false)
+	<-connected
+}
+
 func TestFreezeTellsNobodyOfAnEnd(t *testing.T) {
 	p, ended := echoing(t)
 	c := dial(t, p)
