@@ -13,15 +13,19 @@ import (
 	"testing"
 	"time"
 
+	"billing/test/proxy"
 	"billing/test/servers"
 )
 
 // What all tests of the package share: one broker, two MySQL servers, one
-// binary. Topics, jobs and databases are each test's own.
+// binary. Topics, jobs and databases are each test's own. The broker reaches
+// itself through markers, so that a test can hold the markers of its job (see
+// proxy.Markers; such a test holds up all others and is not parallel).
 var shared struct {
-	kafka  *servers.KafkaServer
-	mysql  [2]*servers.MySQLServer
-	binary string
+	kafka   *servers.KafkaServer
+	markers *proxy.Kafka
+	mysql   [2]*servers.MySQLServer
+	binary  string
 }
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
@@ -38,7 +42,7 @@ func run(m *testing.M) int {
 
 	var wg sync.WaitGroup
 	errs := make([]error, 4)
-	wg.Go(func() { shared.kafka, errs[0] = servers.StartKafka(ctx) })
+	wg.Go(func() { shared.kafka, shared.markers, errs[0] = startKafka(ctx) })
 	for i := range shared.mysql {
 		wg.Go(func() { shared.mysql[i], errs[1+i] = servers.StartMySQL(ctx, fmt.Sprintf("shard%d", i)) })
 	}
@@ -55,6 +59,9 @@ func run(m *testing.M) int {
 		if shared.kafka != nil {
 			_ = shared.kafka.Close()
 		}
+		if shared.markers != nil {
+			_ = shared.markers.Close()
+		}
 		for _, s := range shared.mysql {
 			if s != nil {
 				_ = s.Close()
@@ -68,4 +75,22 @@ func run(m *testing.M) int {
 		}
 	}
 	return m.Run()
+}
+
+// startKafka starts a broker that reaches itself through a proxy.
+func startKafka(ctx context.Context) (*servers.KafkaServer, *proxy.Kafka, error) {
+	listen, err := servers.FreePort()
+	if err != nil {
+		return nil, nil, err
+	}
+	target, err := servers.FreePort()
+	if err != nil {
+		return nil, nil, err
+	}
+	markers, err := proxy.NewInterBroker(fmt.Sprintf(":%d", listen), fmt.Sprintf("127.0.0.1:%d", target))
+	if err != nil {
+		return nil, nil, err
+	}
+	kafka, err := servers.StartKafka(ctx, servers.WithInterBrokerProxy(listen, target))
+	return kafka, markers, err
 }

@@ -14,10 +14,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-sql-driver/mysql"
 	"github.com/google/uuid"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"billing/test/proxy"
 	"billing/test/servers"
 )
 
@@ -34,6 +36,11 @@ type world struct {
 	producer   *kgo.Client
 	admin      *kgo.Client
 
+	// With throughProxies: what the service's configuration names. The test's
+	// own clients go directly.
+	kafkaProxy *proxy.Kafka
+	shardProxy []*proxy.MySQL
+
 	sent   int64 // records that the service must account for
 	oracle map[string]*big.Rat
 }
@@ -43,10 +50,12 @@ type option func(*settings)
 type settings struct {
 	partitions int32
 	interval   string
+	proxies    bool
 }
 
 func withPartitions(n int32) option { return func(s *settings) { s.partitions = n } }
 func withInterval(d string) option  { return func(s *settings) { s.interval = d } }
+func throughProxies() option        { return func(s *settings) { s.proxies = true } }
 
 // newWorld makes a topic, a database on each of the first n servers, and the
 // tables.
@@ -62,12 +71,22 @@ func newWorld(t *testing.T, shards int, opts ...option) *world {
 	w.producer = w.newProducer(shared.kafka)
 	w.admin = shared.kafka.Client(t)
 
+	broker := shared.kafka.Addr()
+	if s.proxies {
+		w.kafkaProxy = proxy.KafkaFor(t, broker)
+		broker = w.kafkaProxy.Addr()
+	}
 	var list strings.Builder
 	for i, m := range w.servers {
 		dsn := m.NewDatabase(t)
 		w.dsns = append(w.dsns, dsn)
+		if s.proxies {
+			p := proxy.MySQLFor(t, m.Addr())
+			w.shardProxy = append(w.shardProxy, p)
+			dsn = at(t, dsn, p.Addr())
+		}
 		fmt.Fprintf(&list, "  - name: s%d\n    dsn: %q\n", i, dsn)
-		db, err := sql.Open("mysql", dsn)
+		db, err := sql.Open("mysql", w.dsns[i])
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -89,12 +108,23 @@ message:
 admin:
   listen: "127.0.0.1:0"
 first_start: true
-`, w.job, shared.kafka.Addr(), w.topic, list.String(), s.interval)
+`, w.job, broker, w.topic, list.String(), s.interval)
 	if err := os.WriteFile(w.config, []byte(yaml), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	w.command("migrate").mustExit(0)
 	return w
+}
+
+// at is the same database at another address.
+func at(t *testing.T, dsn, addr string) string {
+	t.Helper()
+	c, err := mysql.ParseDSN(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Addr = addr
+	return c.FormatDSN()
 }
 
 func (w *world) newProducer(kafka *servers.KafkaServer) *kgo.Client {
