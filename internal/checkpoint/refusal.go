@@ -29,11 +29,11 @@ type Refusal struct {
 }
 
 func (r *Refusal) Error() string {
-	s := fmt.Sprintf("refused (%s) %s: %s. Next step: %s", r.Reason, r.What, r.Wrong, r.Next)
+	cause := ""
 	if r.Err != nil {
-		s += ": " + r.Err.Error()
+		cause = " (" + r.Err.Error() + ")"
 	}
-	return s
+	return fmt.Sprintf("refused (%s) %s: %s%s. Next step: %s", r.Reason, r.What, r.Wrong, cause, r.Next)
 }
 
 func (r *Refusal) Unwrap() error { return r.Err }
