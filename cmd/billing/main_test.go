@@ -110,6 +110,15 @@ func TestWrongUsageIs2(t *testing.T) {
 		{[]string{"version", "-x"}, "unknown shorthand flag: 'x' in -x"},
 		{[]string{"healthcheck", "extra"}, `takes no arguments, got ["extra"]`},
 		{[]string{"run", "--bogus"}, "unknown flag: --bogus"},
+		{[]string{"run", "--accept", "lost-epoch:events/0"}, `"lost-epoch" is no reason that can be accepted; billing run --help lists them`},
+		{[]string{"run", "--accept", "server-changed"}, "say for what: server-changed:SHARD or offset-reset:TOPIC/PARTITION"},
+		{[]string{"run", "--accept", "server-changed:"}, "say for what"},
+		{[]string{"run", "--accept", "server-changed:b"}, `there is no shard "b"`},
+		{[]string{"run", "--accept", "offset-reset:other/0"}, "want a lane of topic events, such as events/0"},
+		{[]string{"run", "--accept", "offset-reset:events/"}, "want a lane of topic events"},
+		{[]string{"run", "--accept", "offset-reset:events/-1"}, "want a lane of topic events"},
+		{[]string{"run", "--accept", "offset-reset:events/00"}, "want a lane of topic events"},
+		{[]string{"migrate", "--accept", "fingerprint:a"}, `"fingerprint" is no reason that can be accepted`},
 		{[]string{"help", "bogus"}, `no such command: ["bogus"]`},
 	} {
 		got := run(t, dir, nil, c.args...)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -105,8 +106,11 @@ func parseAccept(list []string, c *config.Config, log *slog.Logger) (func(reason
 				return nil, fmt.Errorf("--accept %q: there is no shard %q", a, what)
 			}
 		}
-		if reason == checkpoint.ReasonOffsetReset && !strings.HasPrefix(what, c.Kafka.Topic+"/") {
-			return nil, fmt.Errorf("--accept %q: want a lane of topic %s, such as %s/0", a, c.Kafka.Topic, c.Kafka.Topic)
+		if reason == checkpoint.ReasonOffsetReset {
+			n, ok := strings.CutPrefix(what, c.Kafka.Topic+"/")
+			if p, err := strconv.ParseInt(n, 10, 32); !ok || err != nil || strconv.FormatInt(p, 10) != n || p < 0 {
+				return nil, fmt.Errorf("--accept %q: want a lane of topic %s, such as %s/0", a, c.Kafka.Topic, c.Kafka.Topic)
+			}
 		}
 		accepted[a] = true
 	}
@@ -241,9 +245,14 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 		return fmt.Errorf("consumer group: %w", err)
 	}
 	if fatal != nil {
-		// The same bound as after a signal.
-		log.Error("refused: the process ends", "err", fatal)
-		time.AfterFunc(exitWithin, func() { os.Exit(exitRefused) })
+		// The message itself is the process's last line, after the lanes have ended;
+		// the bound is the same as after a signal.
+		r := checkpoint.AsRefusal(fatal)
+		log.Error("refused: the process ends", "reason", r.Reason, "what", r.What)
+		time.AfterFunc(exitWithin, func() {
+			log.Warn("not everything ended in time: the next owner's recovery finishes it", "after", exitWithin, "err", fatal)
+			os.Exit(exitRefused)
+		})
 	}
 	// Lanes first, while the group still counts us in: an epoch past its barrier
 	// may need the group's generation to be decided.

@@ -3,7 +3,6 @@ package pipeline
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"sync"
@@ -111,9 +110,15 @@ func (l *lane) retry(err error) {
 	refused := checkpoint.AsRefusal(err)
 	var broken *checkpoint.InvariantError
 	var brokenState *dedup.InvariantError
+	if refused == nil && (errors.As(err, &broken) || errors.As(err, &brokenState)) {
+		refused = &checkpoint.Refusal{Reason: checkpoint.ReasonInvariant, What: l.id.String(), Err: err,
+			Wrong: "something is as it can't be, and nothing was guessed",
+			Next:  "keep the log, the decision and the lane's rows, and report it; see the runbook"}
+		err = refused
+	}
 	switch {
 	case refused != nil && refused.Scope == checkpoint.EndsProcess:
-		log.Error("refused: the process ends", "reason", refused.Reason, "err", err)
+		// Whoever ends the process says so: other lanes may refuse for the same reason.
 		l.failed(Stopped, refused.Reason, err)
 		l.p.fail(refused)
 		wait = l.p.cfg.StoppedRetry
@@ -121,10 +126,6 @@ func (l *lane) retry(err error) {
 		wait = l.p.cfg.StoppedRetry
 		log.Error("lane stopped", "reason", refused.Reason, "err", err, "looks_again_in", wait)
 		l.failed(Stopped, refused.Reason, err)
-	case errors.As(err, &broken), errors.As(err, &brokenState):
-		wait = l.p.cfg.StoppedRetry
-		log.Error("lane stopped: an invariant is broken; nothing was guessed", "reason", checkpoint.ReasonInvariant, "err", err, "looks_again_in", wait)
-		l.failed(Stopped, checkpoint.ReasonInvariant, err)
 	case errors.Is(err, checkpoint.ErrNotAssigned), errors.Is(err, checkpoint.ErrSuperseded):
 		// The group will tell; if it does not, the lane is still ours.
 		log.Info("session ended", "err", err, "next_in", wait)
@@ -190,10 +191,15 @@ type restorer struct{ *dedup.State }
 func (r restorer) Load(data []byte) (int64, error) {
 	end, err := r.State.Load(data)
 	if errors.Is(err, dedup.ErrVersion) {
-		err = fmt.Errorf("%w: %w", checkpoint.ErrChunkVersion, err)
+		err = versionError{err}
 	}
 	return end, err
 }
+
+// versionError is checkpoint.ErrChunkVersion with the words of dedup's error.
+type versionError struct{ error }
+
+func (versionError) Is(target error) bool { return target == checkpoint.ErrChunkVersion } //nolint:errorlint // what errors.Is asks
 
 // countIDs keeps the process's number of dedup entries.
 func (l *lane) countIDs(n int64) {
