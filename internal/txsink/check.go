@@ -159,7 +159,7 @@ func (s *shard) xaProblem(ctx context.Context, c *sql.Conn, err error) error {
 }
 
 func (s *shard) pending(wrong string) error {
-	return refuse(checkpoint.ReasonMigrationsPending, s.name, wrong, "run: billing migrate")
+	return refuse(checkpoint.ReasonMigrationsPending, s.name, wrong, "stop all instances, and run: billing migrate")
 }
 
 // meta is the row of billing_meta: whose tables these are.
@@ -192,8 +192,9 @@ func readMeta(ctx context.Context, c *sql.Conn) (*meta, bool, error) {
 // metaProblems hold the recorded names against the configuration.
 func (s *shard) metaProblems(m *meta, count int) (problems []error) {
 	if m.checksum != metaChecksum(m) {
-		problems = append(problems, refuse(checkpoint.ReasonShardsChanged, s.name,
-			"the row of billing_meta does not have the checksum of its columns: it was changed by hand", "restore the row"))
+		// Nothing else that it says can be trusted.
+		return []error{refuse(checkpoint.ReasonShardsChanged, s.name,
+			"the row of billing_meta does not have the checksum of its columns: it was changed by hand", "restore the row from a copy of it; see the runbook")}
 	}
 	if m.job != s.cfg.Job {
 		problems = append(problems, refuse(checkpoint.ReasonShardsChanged, s.name,

@@ -1,10 +1,13 @@
 package txsink
 
 import (
+	"bytes"
 	"context"
 	"database/sql"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 
@@ -22,6 +25,8 @@ const minPacket = maxRow
 // server is what the fitness of a MySQL server is judged by.
 type server struct {
 	version, comment string            // @@version, @@version_comment
+	connection       uint32            // CONNECTION_ID(), its last 32 bits
+	greeted          uint32            // the same connection in the greeting that we were sent
 	vars             map[string]string // global variables; what a server does not know is missing
 }
 
@@ -30,16 +35,35 @@ type server struct {
 func (s *shard) look(ctx context.Context) (v server, err error) {
 	bare := s.driver.Clone()
 	bare.Params = nil
+	var first *greeting
+	bare.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := (&net.Dialer{Timeout: bare.Timeout}).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		first = &greeting{Conn: c}
+		return first, nil
+	}
 	connector, err := mysql.NewConnector(bare)
 	if err != nil {
 		return v, errDSN
 	}
 	db := sql.OpenDB(connector)
 	defer db.Close()
-	if err := db.QueryRowContext(ctx, "SELECT @@version, @@version_comment").Scan(&v.version, &v.comment); err != nil {
+	c, err := db.Conn(ctx)
+	if err != nil {
+		return v, fmt.Errorf("connect: %w", err)
+	}
+	defer c.Close()
+	var id uint64
+	if err := c.QueryRowContext(ctx, "SELECT @@version, @@version_comment, CONNECTION_ID()").Scan(&v.version, &v.comment, &id); err != nil {
 		return v, fmt.Errorf("look at the server: %w", err)
 	}
-	rows, err := db.QueryContext(ctx, "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'xa_detach_on_prepare',"+
+	v.connection = uint32(id)
+	if v.greeted, err = first.connection(); err != nil {
+		return v, fmt.Errorf("look at the server: %w", err)
+	}
+	rows, err := c.QueryContext(ctx, "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('read_only', 'super_read_only', 'xa_detach_on_prepare',"+
 		" 'innodb_flush_log_at_trx_commit', 'log_bin', 'sync_binlog', 'binlog_format', 'max_allowed_packet', 'server_uuid', 'wsrep_on')")
 	if err != nil {
 		return v, fmt.Errorf("read the server's settings: %w", err)
@@ -57,6 +81,35 @@ func (s *shard) look(ctx context.Context) (v server, err error) {
 		return v, fmt.Errorf("read the server's settings: %w", err)
 	}
 	return v, nil
+}
+
+// greeting is a connection that keeps the first packet that it is sent.
+type greeting struct {
+	net.Conn
+	packet []byte
+}
+
+// maxGreeting is more than the part of a greeting that is read here.
+const maxGreeting = 512
+
+func (g *greeting) Read(b []byte) (int, error) {
+	n, err := g.Conn.Read(b)
+	if room := maxGreeting - len(g.packet); room > 0 {
+		g.packet = append(g.packet, b[:min(n, room)]...)
+	}
+	return n, err
+}
+
+// connection is the number that the greeting gives the connection: behind the
+// packet's header, the protocol's version, and the server's, which ends in 0.
+func (g *greeting) connection() (uint32, error) {
+	const head = 4 + 1
+	if len(g.packet) > head {
+		if end := bytes.IndexByte(g.packet[head:], 0); end >= 0 && len(g.packet) >= head+end+1+4 {
+			return binary.LittleEndian.Uint32(g.packet[head+end+1:]), nil
+		}
+	}
+	return 0, errors.New("a greeting that is not MySQL's")
 }
 
 func refuse(reason, shard, wrong, next string) *checkpoint.Refusal {
@@ -107,6 +160,11 @@ func (v *server) productProblem(shard string) error {
 	if parts[0] < 8 || parts == [3]int{8, 0, parts[2]} && parts[2] < 30 {
 		return refuse(checkpoint.ReasonShardUnfit, shard,
 			fmt.Sprintf("MySQL %s: a branch can't leave its connection when it is prepared", v.version), "use "+Supported)
+	}
+	if v.connection != v.greeted {
+		return refuse(checkpoint.ReasonShardUnfit, shard,
+			fmt.Sprintf("the connection is number %d to the client and %d to the server: a proxy in between answers for the server, and one that multiplexes would tear branches apart", v.greeted, v.connection),
+			"connect to the server itself, or through what only forwards bytes")
 	}
 	return nil
 }

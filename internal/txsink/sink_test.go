@@ -104,6 +104,7 @@ func TestFitServers(t *testing.T) {
 		{"8.0.30-Vitess", "Vitess", nil, "Vitess", 0},
 		{"8.0.35-27.1", "Percona XtraDB Cluster (GPL), Release rel27", nil, "Galera", 0},
 		{"8.0.35", "MySQL", map[string]string{"wsrep_on": "ON"}, "Galera", 0},
+		{"8.0.30", "(ProxySQL)", nil, "ProxySQL", 0},
 		{"weird", "", nil, "can't tell", 0},
 		{"8.4.0", "MySQL", map[string]string{"sync_binlog": "0"}, "", 1},
 		{"8.4.0", "MySQL", map[string]string{"sync_binlog": "0", "log_bin": "OFF"}, "", 0},
@@ -119,6 +120,10 @@ func TestFitServers(t *testing.T) {
 		if got := v.settingsProblems("east"); len(got) != c.settings {
 			t.Errorf("%s with %v: %v, want %d problems", c.version, c.change, got, c.settings)
 		}
+	}
+	proxied := server{version: "8.4.0", comment: "MySQL", connection: 12, greeted: 34, vars: good}
+	if err := proxied.productProblem("east"); err == nil || !strings.Contains(err.Error(), "a proxy in between") {
+		t.Errorf("a proxy: %v", err)
 	}
 	v := server{vars: map[string]string{"super_read_only": "OFF", "read_only": "ON"}}
 	if err := v.readOnlyProblem("east"); err == nil || !strings.Contains(err.Error(), checkpoint.ReasonShardReadOnly) {

@@ -1,6 +1,7 @@
 package txsink_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -142,7 +143,8 @@ func TestCheckRefusesTablesThatAreNotWhatTheyWere(t *testing.T) {
 type address struct {
 	net.Listener
 	target atomic.Pointer[string]
-	open   sync.Map // connections to cut at an exchange
+	open   sync.Map                     // connections to cut at an exchange
+	greet  atomic.Pointer[func([]byte)] // changes a server's first packet; nil leaves it
 }
 
 func (a *address) point(to string) {
@@ -177,6 +179,12 @@ func forward(t *testing.T, to string) *address {
 			a.open.Store(out, true)
 			for from, to := range map[net.Conn]net.Conn{in: out, out: in} {
 				copies.Go(func() {
+					if change := a.greet.Load(); change != nil && from == out {
+						var packet [4096]byte
+						n, _ := from.Read(packet[:])
+						(*change)(packet[:n])
+						_, _ = to.Write(packet[:n])
+					}
 					_, _ = io.Copy(to, from)
 					_, _ = in.Close(), out.Close()
 				})
@@ -189,6 +197,28 @@ func forward(t *testing.T, to string) *address {
 		copies.Wait()
 	})
 	return a
+}
+
+// A proxy that answers for the server gives connections numbers of its own; what only forwards bytes does not.
+func TestAProxyThatAnswersForTheServerIsRefused(t *testing.T) {
+	_, cfg := fresh(t)
+	dsn, err := mysql.ParseDSN(cfg.Shards[1].DSN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := forward(t, dsn.Addr)
+	dsn.Addr = a.Addr().String()
+	cfg.Shards[1].DSN = dsn.FormatDSN()
+	if err := checkOnce(t, cfg); err != nil {
+		t.Errorf("forwarded: %v", err)
+	}
+	change := func(packet []byte) {
+		if end := bytes.IndexByte(packet[5:], 0); end >= 0 {
+			packet[5+end+1] ^= 1 // of the connection's number
+		}
+	}
+	a.greet.Store(&change)
+	wantRefusal(t, checkOnce(t, cfg), checkpoint.ReasonShardUnfit, "west", "a proxy in between", "only forwards bytes")
 }
 
 func TestAnotherServerBehindTheAddressIsRefusedAtOnce(t *testing.T) {
