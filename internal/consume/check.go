@@ -109,7 +109,7 @@ func (c *Client) checkTimeout(ctx context.Context, admin *kadm.Client) error {
 }
 
 func (c *Client) refuseTimeout(what, limit string, err error) error {
-	r := refuse(checkpoint.ReasonTransactionTimeout, what, "raise the broker's "+configMaxTimeout,
+	r := refuse(checkpoint.ReasonTransactionTimeout, what, "lower kafka.transaction_timeout, or raise the broker's "+configMaxTimeout,
 		"the transaction timeout of %s is more than the broker allows%s", c.cfg.TransactionTimeout, limit)
 	r.Err = err
 	return r

@@ -37,6 +37,26 @@ func TestMetadataTooLarge(t *testing.T) {
 	consumetest.MustBe(t, m.Client, r.Lane(0), 0, "")
 }
 
+// The fence would be refused: better at the start, and with the limit.
+func TestTransactionTimeoutBeyondTheBrokers(t *testing.T) {
+	r := consumetest.NewRig(t, brokers(), 1)
+	c := r.Open(t, func(c *consume.Config) { c.TransactionTimeout = 15*time.Minute + time.Millisecond })
+	_, err := c.Check(t.Context())
+	var refused *checkpoint.Refusal
+	if !errors.As(err, &refused) || refused.Reason != checkpoint.ReasonTransactionTimeout || refused.Scope != checkpoint.EndsProcess {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"15m0.001s", "transaction.max.timeout.ms is 900000", "lower kafka.transaction_timeout"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%v does not say %q", err, want)
+		}
+	}
+	limit := r.Open(t, func(c *consume.Config) { c.TransactionTimeout = 15 * time.Minute })
+	if _, err := limit.Check(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
 // The offset becomes visible a moment after the answer to EndTxn: a read under
 // a fence must never be too early.
 func TestEveryReadUnderAFenceIsTheLastDecision(t *testing.T) {
