@@ -128,6 +128,26 @@ func (m *MySQLServer) Close() error {
 // Name is the name given to StartMySQL.
 func (m *MySQLServer) Name() string { return m.name }
 
+// Reidentify restarts the server with another @@server_uuid: as if its address led to another server with the same
+// data.
+func (m *MySQLServer) Reidentify(ctx context.Context) error {
+	var dir string
+	if err := m.root.QueryRowContext(ctx, "SELECT @@datadir").Scan(&dir); err != nil {
+		return fmt.Errorf("%s: find the data: %w", m.kind, err)
+	}
+	code, _, err := m.container.Exec(ctx, []string{"rm", dir + "auto.cnf"})
+	if err == nil && code != 0 {
+		err = fmt.Errorf("rm has ended with code %d", code)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: remove auto.cnf: %w", m.kind, err)
+	}
+	if err := m.Stop(ctx); err != nil {
+		return err
+	}
+	return m.Start(ctx)
+}
+
 // Addr is host:port. It stays the same over Kill, Stop and Start.
 func (m *MySQLServer) Addr() string {
 	return net.JoinHostPort(m.engine.host, strconv.Itoa(m.port))
