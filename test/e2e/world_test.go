@@ -51,22 +51,28 @@ type settings struct {
 	partitions int32
 	interval   string
 	proxies    bool
+	servers    []*servers.MySQLServer
 }
 
 func withPartitions(n int32) option { return func(s *settings) { s.partitions = n } }
 func withInterval(d string) option  { return func(s *settings) { s.interval = d } }
 func throughProxies() option        { return func(s *settings) { s.proxies = true } }
 
+// withServer puts the world's one shard on a server of the test's own.
+func withServer(m *servers.MySQLServer) option {
+	return func(s *settings) { s.servers = []*servers.MySQLServer{m} }
+}
+
 // newWorld makes a topic, a database on each of the first n servers, and the
 // tables.
 func newWorld(t *testing.T, shards int, opts ...option) *world {
 	t.Helper()
-	s := settings{partitions: 1, interval: "200ms"}
+	s := settings{partitions: 1, interval: "200ms", servers: shared.mysql[:shards]}
 	for _, o := range opts {
 		o(&s)
 	}
 	id := uuid.NewString()[:8]
-	w := &world{t: t, job: "job-" + id, topic: "in-" + id, partitions: s.partitions, dir: t.TempDir(), servers: shared.mysql[:shards], oracle: map[string]*big.Rat{}}
+	w := &world{t: t, job: "job-" + id, topic: "in-" + id, partitions: s.partitions, dir: t.TempDir(), servers: s.servers, oracle: map[string]*big.Rat{}}
 	shared.kafka.CreateTopic(t, w.topic, s.partitions, map[string]string{"max.message.bytes": "4194304"})
 	w.producer = w.newProducer(shared.kafka)
 	w.admin = shared.kafka.Client(t)
@@ -369,6 +375,20 @@ type decision struct {
 // that is open is not waited for.
 func (w *world) decided(partition int32) decision {
 	w.t.Helper()
+	_, text := w.offset(partition)
+	if text == "" {
+		return decision{}
+	}
+	var d decision
+	if err := json.Unmarshal([]byte(text), &d); err != nil {
+		w.t.Fatalf("D is not JSON: %v: %s", err, text)
+	}
+	return d
+}
+
+// offset reads the group's offset of the lane and its metadata; -1 without one.
+func (w *world) offset(partition int32) (next int64, text string) {
+	w.t.Helper()
 	req := kmsg.NewPtrOffsetFetchRequest()
 	g := kmsg.NewOffsetFetchRequestGroup()
 	g.Group = w.job
@@ -388,26 +408,23 @@ func (w *world) decided(partition int32) decision {
 		w.t.Fatal(err)
 	}
 	var metadata *string
+	next = -1
 	for _, g := range resp.Groups {
 		for _, t := range g.Topics {
 			for _, p := range t.Partitions {
-				metadata = p.Metadata
+				next, metadata = p.Offset, p.Metadata
 			}
 		}
 	}
 	for _, t := range resp.Topics {
 		for _, p := range t.Partitions {
-			metadata = p.Metadata
+			next, metadata = p.Offset, p.Metadata
 		}
 	}
-	if metadata == nil || *metadata == "" {
-		return decision{}
+	if metadata == nil {
+		return next, ""
 	}
-	var d decision
-	if err := json.Unmarshal([]byte(*metadata), &d); err != nil {
-		w.t.Fatalf("D is not JSON: %v: %s", err, *metadata)
-	}
-	return d
+	return next, *metadata
 }
 
 // transactionState asks the broker for the lane's transaction.
