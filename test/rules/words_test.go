@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"bytes"
 	"go/ast"
 	"go/token"
 	"regexp"
@@ -159,18 +160,86 @@ func TestRunbook(t *testing.T) {
 	}
 }
 
-// TestRefusalsAreInTheProtocol: the closed list is in the contract too.
-func TestRefusalsAreInTheProtocol(t *testing.T) {
+// TestRefusalTable: each reason of a refusal has a row in the contract, each row
+// is of one that exists, and each of its tests exists. One of them at least is in
+// a file that names the reason. What --accept takes is what the command takes.
+func TestRefusalTable(t *testing.T) {
 	_, section, ok := strings.Cut(text(t, protocolDoc), "\n## Refusals\n")
 	section, _, end := strings.Cut(section, "\n## ")
 	if !ok || !end {
 		t.Fatalf("%s has no section Refusals", protocolDoc)
 	}
-	for word, name := range reasonWords(t) {
-		if name != "ReasonBranchesPrepared" && !strings.Contains(section, "`"+word+"`") { // migrate's own
-			t.Errorf("%s does not list %s", protocolDoc, word)
+	reasons := reasonWords(t)
+	accepted := acceptedReasons(t)
+	table := rows(section)
+	for word, name := range reasons {
+		cells := table["`"+word+"`"]
+		if len(cells) != 5 {
+			t.Errorf("%s has no row of five cells for %s", protocolDoc, word)
+			continue
+		}
+		if !slices.Contains([]string{"process, 3", "lane", "`billing migrate`, 3"}, cells[2]) {
+			t.Errorf("%s: %s stops %q", protocolDoc, word, cells[2])
+		}
+		accept, what, _ := strings.Cut(strings.Trim(cells[3], "`"), ":")
+		if accepted[name] != what || (accept == "") != (what == "") || accept != "" && accept != word {
+			t.Errorf("%s: %s is accepted by %q, the command says %q", protocolDoc, word, cells[3], accepted[name])
+		}
+		held, named := 0, false
+		for _, m := range quoted.FindAllStringSubmatch(cells[4], -1) {
+			file := fileOfTest(m[1])
+			if file == nil {
+				t.Errorf("%s: %s names %s, which does not exist", protocolDoc, word, m[1])
+				continue
+			}
+			held++
+			named = named || bytes.Contains(file.text, []byte(strconv.Quote(word))) || regexp.MustCompile(`\.`+name+`\b`).Match(file.text)
+		}
+		if held == 0 || !named {
+			t.Errorf("%s: %s has %d tests; in a file that names it: %t", protocolDoc, word, held, named)
 		}
 	}
+	for row := range table {
+		if word := strings.Trim(row, "`"); word != row && reasons[word] == "" {
+			t.Errorf("%s has a row for %s, which the code does not know", protocolDoc, word)
+		}
+	}
+}
+
+// acceptedReasons are the constants that --accept takes, with what for.
+func acceptedReasons(t *testing.T) map[string]string {
+	t.Helper()
+	found := map[string]string{}
+	ast.Inspect(goFile(t, "cmd/billing/run.go").file, func(n ast.Node) bool {
+		spec, ok := n.(*ast.ValueSpec)
+		if !ok || spec.Names[0].Name != "acceptable" {
+			return true
+		}
+		for _, e := range spec.Values[0].(*ast.CompositeLit).Elts {
+			row := e.(*ast.CompositeLit).Elts
+			found[row[0].(*ast.SelectorExpr).Sel.Name] = strings.Trim(row[1].(*ast.BasicLit).Value, `"`)
+		}
+		return false
+	})
+	if len(found) == 0 {
+		t.Fatal("found nothing that can be accepted")
+	}
+	return found
+}
+
+// fileOfTest is where a test is, nil where there is none of this name.
+func fileOfTest(name string) *source {
+	for _, s := range sources() {
+		if !s.test() {
+			continue
+		}
+		for _, d := range s.file.Decls {
+			if fn, ok := d.(*ast.FuncDecl); ok && fn.Recv == nil && fn.Name.Name == name {
+				return s
+			}
+		}
+	}
+	return nil
 }
 
 // TestDataWords: docs/data.md lists every reason for which a record is rejected,
