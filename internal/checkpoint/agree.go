@@ -48,7 +48,7 @@ func (s *Session) agree(ctx context.Context, r *Read) (Decision, error) {
 			"the lane has written %s.state up to offset %d, but the partition ends at %d: it was lost or created again", job.Name, d.StateNext, r.StateEnd)
 	case d.Count > 0 && d.OldestLive < r.StateStart:
 		return Decision{}, stop(ReasonStateDeleted, s.damagedNext(),
-			"the dedup state begins at offset %d of %s.state, but the partition begins at %d", d.OldestLive, job.Name, r.StateStart)
+			"the dedup state is needed from offset %d of %s.state on, but the partition begins at %d", d.OldestLive, job.Name, r.StateStart)
 	}
 	return d, nil
 }
@@ -168,7 +168,7 @@ func (s *Session) choose(ctx context.Context, r *Read) (Decision, error) {
 		if s.job.Accept == nil || !s.job.Accept(ReasonOffsetReset, lane.String()) {
 			return d, &Refusal{Reason: ReasonOffsetReset, What: lane.String(),
 				Wrong: fmt.Sprintf("the group's offset %d was not stored by this service: an administrator has set it", r.Offset),
-				Next:  fmt.Sprintf("to go on from the lane's own decision and drop that offset: --accept %s:%s", ReasonOffsetReset, lane), Err: err}
+				Next:  fmt.Sprintf("to drop that offset and go on from the lane's own decision, start once with --accept %s:%s", ReasonOffsetReset, lane), Err: err}
 		}
 		if d, err = parse(r.Record, s.job.Name+".decision"); err != nil {
 			return d, s.unequal(r, err)
@@ -187,8 +187,20 @@ func (s *Session) unequal(r *Read, err error) error {
 		return err
 	}
 	return &Refusal{Reason: ReasonDecisionsUnequal, What: s.lane.String(),
-		Wrong: fmt.Sprintf("the two copies of the decision differ: the group's offset says %q, %s.decision says %q", r.Metadata, s.job.Name, r.Record),
+		Wrong: fmt.Sprintf("the two copies of the decision differ: the group's offset says %s, %s.decision says %s; in full: %q and %q", brief(r.Metadata), s.job.Name, brief(r.Record), r.Metadata, r.Record),
 		Next:  "find out which of the two was changed or lost (a restored or recreated topic, a deleted group); see the runbook", Err: err}
+}
+
+// brief is what a person compares two copies of D by.
+func brief(text string) string {
+	d, err := ParseDecision(text)
+	switch {
+	case text == "":
+		return "nothing"
+	case err != nil:
+		return "what is no decision"
+	}
+	return fmt.Sprintf("epoch %d of incarnation %d up to offset %d", d.Seq, d.Incarnation, d.Next)
 }
 
 // firstStart makes the D before all: seq 0, incarnation 0, the log's start. It

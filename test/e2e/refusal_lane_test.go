@@ -139,12 +139,12 @@ func stoppedRows() []*stoppedRow {
 			rejects: true, spoil: (*laneOf).forget, repair: (*laneOf).restoreRecord},
 		{name: "lane-known, by its state", reason: "lane-known", says: []string{".decision knows the lane, but", ".state has offsets 0 to", "restore topic"},
 			spoil: (*laneOf).forget, repair: (*laneOf).restoreRecord},
-		{name: "offset-reset", reason: "offset-reset", says: []string{"the group's offset 0 was not stored by this service", "--accept offset-reset:"},
+		{name: "offset-reset", reason: "offset-reset", says: []string{"the group's offset 0 was not stored by this service", "start once with --accept offset-reset:"},
 			spoil: func(l *laneOf) { l.setOffset(l.partition, 0, "") }, repair: (*laneOf).restoreD},
-		{name: "decisions-unequal", reason: "decisions-unequal", says: []string{"the two copies of the decision differ", "the group's offset says", ".decision says"},
+		{name: "decisions-unequal", reason: "decisions-unequal", says: []string{"the two copies of the decision differ", "the group's offset says epoch 2 of incarnation 1 up to offset 20", ".decision says epoch 1 of incarnation 1 up to offset 20"},
 			spoil:  func(l *laneOf) { l.record(l.partition, withNumber(l.t, l.d, "seq", 1)) },
 			repair: (*laneOf).restoreRecord},
-		{name: "decisions-unequal, one is lost", reason: "decisions-unequal", says: []string{`.decision says ""`},
+		{name: "decisions-unequal, one is lost", reason: "decisions-unequal", says: []string{".decision says nothing"},
 			spoil:  func(l *laneOf) { l.record(l.partition, "") },
 			repair: (*laneOf).restoreRecord},
 		// Deleted offsets do not come back.
@@ -157,7 +157,7 @@ func stoppedRows() []*stoppedRow {
 			spoil:  func(l *laneOf) { l.setD(l.partition, withNumber(l.t, l.d, "next", l.before.Next+1000)) },
 			repair: (*laneOf).restoreD},
 		// Deleted offsets do not come back, and D names them.
-		{name: "state-deleted", reason: "state-deleted", says: []string{"the dedup state begins at offset 0", "the partition begins at 1", "restore partition"},
+		{name: "state-deleted", reason: "state-deleted", says: []string{"the dedup state is needed from offset 0 of", "the partition begins at 1", "restore partition"},
 			spoil: func(l *laneOf) { l.trim(l.job+".state", l.partition, 1) }},
 		// What was added to a topic can't be taken away.
 		{name: "state-damaged, a chunk that can't be read", reason: "state-damaged", says: []string{"the chunk at offset", "can't be read", "restore partition"}, taken: true,
