@@ -275,3 +275,24 @@ func TestNotAssignedTouchesNothing(t *testing.T) {
 		t.Errorf("called: %v", calls)
 	}
 }
+
+// TestNotAssignedSettlesNothing: the lane went after the takeover. The next
+// owner writes on what looks like an older session's connection.
+func TestNotAssignedSettlesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, job := interrupted(t, 2, 2, "EndTxn", checkpointtest.Lost)
+		ours := true
+		job.Listener.TakenOver = func(checkpoint.At, checkpoint.Decision) { ours = false }
+		w.Plan(nil)
+		_, err := checkpoint.Open(t.Context(), job, lane, func() bool { return ours }, &ids{})
+		var open *checkpoint.OpenError
+		if !errors.Is(err, checkpoint.ErrNotAssigned) || !errors.As(err, &open) || open.At.Incarnation == 0 || open.At.Seq != 3 {
+			t.Errorf("got %v (%+v)", err, open)
+		}
+		for _, call := range w.Calls() {
+			if strings.Contains(call, " on s") {
+				t.Errorf("%s", call)
+			}
+		}
+	})
+}

@@ -37,7 +37,11 @@ func (s *Session) Checkpoint(ctx context.Context, e *Epoch) (err error) {
 	d.StreamTime, d.ForgottenBefore = e.StreamTime, e.ForgottenBefore
 	d.Count, d.Checksum = e.StateCount, e.StateChecksum
 
-	// C3: all shards can commit.
+	// C3: all shards can commit. Not after the lane has gone (invariant 9): what
+	// a frozen session prepares late is the next owner's to sweep.
+	if !s.assigned() {
+		return ErrNotAssigned
+	}
 	failpoint.Hit(failpoint.Frozen, 0)
 	start := time.Now()
 	if err := s.prepareAll(ctx, &d, e); err != nil {
@@ -248,7 +252,7 @@ func (s *Session) rollbackAll(ctx context.Context, d *Decision) {
 		return nil
 	})
 	if err != nil {
-		s.waiting(d, "C9", "roll back "+string(d.GTRID), err)
+		s.waiting(rctx, d, "C9", "roll back "+string(d.GTRID), err)
 	}
 }
 
@@ -294,7 +298,7 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 	for try := 0; ; try++ {
 		err := s.xaCommit(ctx, i, shard, d.GTRID, false)
 		if err != nil && !errors.Is(err, ErrNotListed) {
-			s.waiting(d, "C8", "commit "+string(d.GTRID)+" on shard "+shard.Name(), err)
+			s.waiting(ctx, d, "C8", "commit "+string(d.GTRID)+" on shard "+shard.Name(), err)
 		}
 		row, ok, rerr := shard.EpochRow(ctx, s.lane, d.Seq)
 		if r := AsRefusal(errors.Join(err, rerr)); r != nil {
@@ -302,7 +306,7 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 		}
 		switch {
 		case rerr != nil:
-			s.waiting(d, "C8", "read the epoch's row on shard "+shard.Name(), rerr)
+			s.waiting(ctx, d, "C8", "read the epoch's row on shard "+shard.Name(), rerr)
 			absent = time.Time{}
 		case ok && row.GTRID == d.GTRID:
 			return row, nil
@@ -325,7 +329,7 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 			absent = time.Time{}
 		}
 		if perr := pause(ctx, backoff(try)); perr != nil {
-			return row, fmt.Errorf("the decided epoch %d stays prepared: %w", d.Seq, errors.Join(perr, err, rerr))
+			return row, fmt.Errorf("the decided epoch %d was not seen committed, the next session finishes it: %w", d.Seq, errors.Join(perr, err, rerr))
 		}
 	}
 }
@@ -358,7 +362,7 @@ func (s *Session) trim(ctx context.Context, last int64) {
 	tctx, cancel := context.WithTimeout(ctx, s.job.Limits.Trim)
 	defer cancel()
 	if err := s.owner.Trim(tctx, d.OldestLive); err != nil {
-		s.waiting(d, "C8", "trim the state topic", err)
+		s.waiting(ctx, d, "C8", "trim the state topic", err)
 	}
 }
 
@@ -380,8 +384,9 @@ func (s *Session) net(d *Decision, name string, err error) {
 	}
 }
 
-func (s *Session) waiting(d *Decision, step, what string, err error) {
-	if f := s.job.Listener.Waiting; f != nil {
+// waiting tells that a step asks again. A session that is told to end does not.
+func (s *Session) waiting(ctx context.Context, d *Decision, step, what string, err error) {
+	if f := s.job.Listener.Waiting; f != nil && !errors.Is(ctx.Err(), context.Canceled) {
 		f(s.at(d), step, what, err)
 	}
 }

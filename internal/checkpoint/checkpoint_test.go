@@ -201,29 +201,32 @@ func TestAnyEndTxnErrorIsUnknown(t *testing.T) {
 	})
 }
 
-// TestNotAssignedBeforeEndTxn: the last look before the decision says that the
-// lane is not ours any more.
+// TestNotAssignedBeforeEndTxn: a look before phase 1 and the last one before the
+// decision say that the lane is not ours any more.
 func TestNotAssignedBeforeEndTxn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, job := started(t, 2, 1)
-		ours := true
-		state := &ids{}
-		s, err := checkpoint.Open(t.Context(), job, lane, func() bool { return ours }, state)
-		if err != nil {
-			t.Fatal(err)
-		}
-		ours = false
-		w.Plan(nil)
-		if err := s.Checkpoint(t.Context(), state.feed(2, 4)); !errors.Is(err, checkpoint.ErrNotAssigned) {
-			t.Errorf("got %v", err)
-		}
-		calls := w.Calls()
-		if slices.Contains(calls, "EndTxn") || count(calls, "TxnOffsetCommit") != 1 || count(calls, "XA ROLLBACK") != 2 || count(calls, "EndTxn abort") != 1 {
-			t.Errorf("calls: %v", calls)
-		}
-		isOver(t, w, s, state)
-		runToEnd(t, w, job, 2, 8)
-	})
+	for looks, offsets := range []int{0, 1} { // by looks that were right, how far it came
+		synctest.Test(t, func(t *testing.T) {
+			w, job := started(t, 2, 1)
+			left := 1000
+			state := &ids{}
+			s, err := checkpoint.Open(t.Context(), job, lane, func() bool { left--; return left >= 0 }, state)
+			if err != nil {
+				t.Fatal(err)
+			}
+			left = looks
+			w.Plan(nil)
+			if err := s.Checkpoint(t.Context(), state.feed(2, 4)); !errors.Is(err, checkpoint.ErrNotAssigned) {
+				t.Errorf("got %v", err)
+			}
+			calls := w.Calls()
+			if slices.Contains(calls, "EndTxn") || count(calls, "TxnOffsetCommit") != offsets || count(calls, "XA PREPARE") != 2*offsets ||
+				count(calls, "XA ROLLBACK") != 2*offsets || count(calls, "EndTxn abort") != offsets {
+				t.Errorf("after %d looks: calls: %v", looks, calls)
+			}
+			isOver(t, w, s, state)
+			runToEnd(t, w, job, 2, 8)
+		})
+	}
 }
 
 // TestNoTimeLeft: a transaction that might time out before EndTxn arrives is

@@ -59,7 +59,7 @@ func TestPhaseTwoShardAway(t *testing.T) {
 		})
 		began := time.Now()
 		err := s.Checkpoint(t.Context(), state.feed(2, 4))
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "stays prepared") {
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "was not seen committed") {
 			t.Errorf("got %v", err)
 		}
 		if took := time.Since(began); took < job.Limits.PhaseTwo {

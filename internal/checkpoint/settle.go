@@ -83,11 +83,11 @@ func (s *Session) settle(ctx context.Context, i int, shard Shard, d *Decision, s
 		switch {
 		case err == nil && found == settled:
 			return row, nil
-		case errors.As(err, &refused), errors.As(err, &broken), errors.Is(err, ErrSuperseded):
+		case errors.As(err, &refused), errors.As(err, &broken), errors.Is(err, ErrSuperseded), errors.Is(err, ErrNotAssigned):
 			return row, err
 		case err != nil:
 			absent = time.Time{}
-			s.waiting(d, "S4", "settle shard "+shard.Name(), err)
+			s.waiting(ctx, d, "S4", "settle shard "+shard.Name(), err)
 		case found == busy:
 			absent = time.Time{}
 		case absent.IsZero():
@@ -164,6 +164,12 @@ const (
 
 // settleOnce looks once and ends what it finds.
 func (s *Session) settleOnce(ctx context.Context, i int, shard Shard, d *Decision, story *settling) (row EpochRow, found finding, err error) {
+	// Invariant 9, and more than tidiness: a session that was frozen since its
+	// takeover would end the connection in which the next owner writes.
+	if !s.assigned() {
+		return row, missing, ErrNotAssigned
+	}
+	failpoint.Hit(failpoint.Settling, i)
 	if err := shard.EndOlder(ctx, s.lane); err != nil {
 		return row, missing, fmt.Errorf("end older sessions: %w", err)
 	}
@@ -246,7 +252,7 @@ func (s *Session) act(ctx context.Context, i int, shard Shard, g GTRID, d *Decis
 	case older:
 		return v, &Refusal{Reason: ReasonOldBranch, What: s.lane.String(),
 			Wrong: fmt.Sprintf("shard %s has the prepared branch %s of epoch %d, but epoch %d is decided: the shard has come back older than it was", shard.Name(), g, n.Seq, d.Seq),
-			Next:  "find out from which backup or replica it was restored; see the runbook"}
+			Next:  "find out from which backup or replica it was restored, and do not end the branch by hand before; see the runbook"}
 	case impossible:
 		return v, &Refusal{Reason: ReasonInvariant, What: s.lane.String(),
 			Wrong: fmt.Sprintf("shard %s has the prepared branch %s with this session's incarnation, before the session has prepared anything", shard.Name(), g),
@@ -287,7 +293,7 @@ func (s *Session) sweepOnce(ctx context.Context, i int, shard Shard) error {
 	case AsRefusal(err) != nil:
 		return err // such as another server behind the shard's address
 	case err != nil:
-		s.waiting(d, "sweep", "list prepared branches on shard "+shard.Name(), err)
+		s.waiting(ctx, d, "sweep", "list prepared branches on shard "+shard.Name(), err)
 		return nil // the shard is away: the lane's own statements say so too
 	}
 	for _, g := range branches {
@@ -299,7 +305,7 @@ func (s *Session) sweepOnce(ctx context.Context, i int, shard Shard) error {
 			return err
 		case errors.Is(err, ErrNotListed):
 		case err != nil:
-			s.waiting(d, "sweep", "on shard "+shard.Name(), err)
+			s.waiting(ctx, d, "sweep", "on shard "+shard.Name(), err)
 		case v == commitIt || v == rollBack:
 			s.net(d, "sweep", fmt.Errorf("shard %s: branch %s: committed %t, rolled back %t", shard.Name(), g, v == commitIt, v == rollBack))
 		}

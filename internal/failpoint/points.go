@@ -11,6 +11,7 @@ const (
 	Fenced          Point = "fenced"           // S1 is done, D is not read
 	DecisionRead    Point = "decision-read"    // S2 is done, the takeover is not begun
 	TakeoverDecided Point = "takeover-decided" // S3 is known committed, S4 has not begun
+	Settling        Point = "settling"         // S4 on the first shard has looked whether the lane is still ours, and has done nothing
 	Settled         Point = "settled"          // S4 is done on every shard
 )
 

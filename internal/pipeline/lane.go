@@ -126,6 +126,10 @@ func (l *lane) retry(err error) {
 		wait = l.p.cfg.StoppedRetry
 		log.Error("lane stopped", "reason", refused.Reason, "err", err, "looks_again_in", wait)
 		l.failed(Stopped, refused.Reason, err)
+	case errors.Is(err, checkpoint.ErrNotAssigned) && l.at.Incarnation == 0:
+		// No session began: the group has not said yet that the lane is gone.
+		log.Debug("lane not assigned: waiting for the group", "err", err, "next_in", wait)
+		l.failed(Recovering, "", err)
 	case errors.Is(err, checkpoint.ErrNotAssigned), errors.Is(err, checkpoint.ErrSuperseded):
 		// The group will tell; if it does not, the lane is still ours.
 		log.Info("session ended", "err", err, "next_in", wait)
