@@ -88,8 +88,8 @@ func undecided(transaction string) func(t *testing.T, w *world, n int64) {
 			t.Errorf("D is of epoch %d, want %d", d.Seq, n)
 		}
 		if transaction != "" {
-			if state, err := w.transactionState(0); err != nil || state != transaction {
-				t.Errorf("transaction is %q, want %q (%v)", state, transaction, err)
+			if state := w.transaction(0).State; state != transaction {
+				t.Errorf("transaction is %q, want %q", state, transaction)
 			}
 		}
 	}

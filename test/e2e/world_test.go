@@ -16,6 +16,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/google/uuid"
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -427,18 +428,26 @@ func (w *world) offset(partition int32) (next int64, text string) {
 	return next, *metadata
 }
 
-// transactionState asks the broker for the lane's transaction.
-func (w *world) transactionState(partition int32) (string, error) {
+// transaction asks the broker for the lane's transaction.
+func (w *world) transaction(partition int32) kmsg.DescribeTransactionsResponseTransactionState {
+	w.t.Helper()
 	req := kmsg.NewPtrDescribeTransactionsRequest()
-	req.TransactionalIDs = []string{fmt.Sprintf("%s.%s.%d", w.job, w.topic, partition)}
+	req.TransactionalIDs = []string{w.transactionalID(partition)}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	resp, err := req.RequestWith(ctx, w.admin)
+	if err == nil && len(resp.TransactionStates) != 1 {
+		err = errors.New("no such transactional id")
+	}
+	if err == nil {
+		err = kerr.ErrorForCode(resp.TransactionStates[0].ErrorCode)
+	}
 	if err != nil {
-		return "", err
+		w.t.Fatal(err)
 	}
-	if len(resp.TransactionStates) != 1 {
-		return "", errors.New("no such transactional id")
-	}
-	return resp.TransactionStates[0].State, nil
+	return resp.TransactionStates[0]
+}
+
+func (w *world) transactionalID(partition int32) string {
+	return fmt.Sprintf("%s.%s.%d", w.job, w.topic, partition)
 }
