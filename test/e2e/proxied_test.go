@@ -60,9 +60,8 @@ func TestMarkersLate(t *testing.T) {
 	s.kill()
 	untouched := func() {
 		t.Helper()
-		state, err := w.transactionState(0)
-		if err != nil || state != "PrepareCommit" {
-			t.Errorf("the lane's Kafka transaction is %q, %v", state, err)
+		if state := w.transaction(0).State; state != "PrepareCommit" {
+			t.Errorf("the lane's Kafka transaction is %q", state)
 		}
 		if n := fmt.Sprint(w.prepared()); n != "[1 1]" {
 			t.Errorf("prepared branches: %s, want one on each shard", n)

@@ -175,10 +175,10 @@ type meeting struct {
 func TestZombieActsBeforeItKnows(t *testing.T) {
 	meetings := []*meeting{
 		// It must not roll back the branch of a larger incarnation.
-		{zombie: zombie{name: "in S4", failpoint: "takeover-decided:1", before: "stop"},
+		{zombie: zombie{name: "in S4", failpoint: "settling:1", before: "stop"},
 			owner: "all-prepared:1", owns: [2]int{1, 1}, says: saysSuperseded},
 		// What holds the lane's lock is an older session's, for all that it knows.
-		{zombie: zombie{name: "in S4, while the owner writes", failpoint: "takeover-decided:1", before: "stop"},
+		{zombie: zombie{name: "in S4, while the owner writes", failpoint: "settling:1", before: "stop"},
 			owner: "in-branch:1", owns: [2]int{0, 1}, says: saysSuperseded, kills: true},
 		// The names of its branches are still free, the lane's row is still at the epoch before: it prepares.
 		{zombie: zombie{name: "before phase 1", failpoint: "frozen:3"}, owner: "frozen:1", swept: true},
