@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"billing/internal/event"
 )
@@ -96,6 +97,9 @@ func (c *Client) Run(ctx context.Context, h Handler) error {
 	if c.cfg.InstanceID != "" {
 		opts = append(opts, kgo.InstanceID(c.cfg.InstanceID))
 	}
+	life, die := context.WithCancel(context.WithoutCancel(ctx))
+	defer die()
+	opts = append(opts, kgo.WithContext(life))
 	var err error
 	if m.cl, err = kgo.NewClient(c.options(opts...)...); err != nil {
 		return fmt.Errorf("kafka group client: %w", err)
@@ -119,13 +123,42 @@ func (c *Client) Run(ctx context.Context, h Handler) error {
 	m.revoke(ctx, m.ours(all))
 	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.LeaveTimeout)
 	defer cancel()
-	if err := m.cl.LeaveGroupContext(leave); err != nil {
+	if err := c.leave(leave, m); err != nil {
 		c.cfg.Logger.Warn("kafka: the group was not left; the lanes move when the session times out", "error", err, "after", c.cfg.SessionTimeout)
 	}
+	die() // Close would wait for a join that is on its way, for as long as that takes
 	m.cl.Close()
 	stop()
 	wg.Wait()
 	return nil
+}
+
+// joinGrace is for how long leaving waits for a join that is on its way.
+const joinGrace = 200 * time.Millisecond
+
+// leave leaves the group. The library first waits for a join that is on its way,
+// and a join waits for every member, a dead one too: we would be given lanes
+// with nobody to work on them. So the group is then told by a request of our
+// own, which ends the join.
+func (c *Client) leave(ctx context.Context, m *membership) error {
+	left := make(chan error, 1)
+	go func() { left <- m.cl.LeaveGroupContext(ctx) }()
+	grace, cancel := context.WithTimeout(ctx, joinGrace)
+	defer cancel()
+	select {
+	case err := <-left:
+		return err
+	case <-grace.Done():
+	}
+	if id, _ := m.cl.GroupMetadata(); id != "" && c.cfg.InstanceID == "" {
+		member := kmsg.NewLeaveGroupRequestMember()
+		member.MemberID = id
+		req := kmsg.NewPtrLeaveGroupRequest()
+		req.Group = c.cfg.Job
+		req.Members = append(req.Members, member)
+		_, _ = req.RequestWith(ctx, c.fetch.cl) // whether it has worked, the library finds out
+	}
+	return <-left
 }
 
 // Assigned reports whether the partition is this member's, as the group last

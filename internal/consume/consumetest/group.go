@@ -170,6 +170,34 @@ func Group(t *testing.T, brokers []string) {
 		MustDecide(t, o, int64(n)+1, "last")
 	})
 
+	t.Run("a member that leaves while a join waits for a dead one is out at once", func(t *testing.T) {
+		r := NewRig(t, brokers, 1)
+		net := NewNetwork()
+		dead := r.JoinAll(t, 1, func(c *consume.Config) {
+			c.Dial = net.Dial
+			c.SessionTimeout, c.RebalanceTimeout = 5*time.Minute, 10*time.Minute
+		})
+		for _, key := range []kmsg.Key{kmsg.Heartbeat, kmsg.JoinGroup} {
+			defer net.Drop(key).Heal()
+		}
+		members := func(want int) {
+			t.Helper()
+			Eventually(t, func() error {
+				groups, err := r.Admin.DescribeGroups(t.Context(), r.Job)
+				if n := len(groups[r.Job].Members); err == nil && n != want {
+					err = fmt.Errorf("%d members in the group, want %d", n, want)
+				}
+				return err
+			})
+		}
+		joining := r.Join(t, nil)
+		members(2)
+		joining.Leave()
+		members(1)
+		dead.Leave()
+		members(0)
+	})
+
 	t.Run("silence makes the group's word stale, and then the lanes are lost", func(t *testing.T) {
 		r := NewRig(t, brokers, 1)
 		net := NewNetwork()
