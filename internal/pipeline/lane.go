@@ -168,6 +168,10 @@ func (l *lane) session() (err error) {
 	if errors.As(err, &open) {
 		l.at = open.At
 	}
+	if err != nil && l.leave.Err() != nil {
+		l.log.Info("lane let go before it was at work", "incarnation", l.at.Incarnation, "seq", l.at.Seq, "err", err)
+		return nil
+	}
 	if err != nil {
 		return err //nolint:wrapcheck // it says itself what it is
 	}
