@@ -376,20 +376,36 @@ type decision struct {
 // that is open is not waited for.
 func (w *world) decided(partition int32) decision {
 	w.t.Helper()
-	_, text := w.offset(partition)
-	if text == "" {
-		return decision{}
-	}
-	var d decision
-	if err := json.Unmarshal([]byte(text), &d); err != nil {
-		w.t.Fatalf("D is not JSON: %v: %s", err, text)
+	d, err := w.readD(partition)
+	if err != nil {
+		w.t.Fatal(err)
 	}
 	return d
+}
+
+// readD is decided for who asks again: a coordinator may be on its way.
+func (w *world) readD(partition int32) (d decision, err error) {
+	_, text, err := w.readOffset(partition)
+	if err != nil || text == "" {
+		return d, err
+	}
+	if err := json.Unmarshal([]byte(text), &d); err != nil {
+		return d, fmt.Errorf("D is not JSON: %w: %s", err, text)
+	}
+	return d, nil
 }
 
 // offset reads the group's offset of the lane and its metadata; -1 without one.
 func (w *world) offset(partition int32) (next int64, text string) {
 	w.t.Helper()
+	next, text, err := w.readOffset(partition)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return next, text
+}
+
+func (w *world) readOffset(partition int32) (next int64, text string, err error) {
 	req := kmsg.NewPtrOffsetFetchRequest()
 	g := kmsg.NewOffsetFetchRequestGroup()
 	g.Group = w.job
@@ -406,7 +422,7 @@ func (w *world) offset(partition int32) (next int64, text string) {
 	defer cancel()
 	resp, err := req.RequestWith(ctx, w.admin)
 	if err != nil {
-		w.t.Fatal(err)
+		return -1, "", err
 	}
 	var metadata *string
 	next = -1
@@ -423,9 +439,9 @@ func (w *world) offset(partition int32) (next int64, text string) {
 		}
 	}
 	if metadata == nil {
-		return next, ""
+		return next, "", nil
 	}
-	return next, *metadata
+	return next, *metadata, nil
 }
 
 // transaction asks the broker for the lane's transaction.
