@@ -53,6 +53,7 @@ type Handler interface {
 type membership struct {
 	cl      *kgo.Client
 	handler Handler
+	log     *clientLogger
 	topic   string
 
 	half time.Duration // the time that Revoked gets
@@ -76,7 +77,7 @@ func (c *Client) Run(ctx context.Context, h Handler) error {
 	if !c.running.CompareAndSwap(false, true) {
 		return errors.New("kafka: the client runs already")
 	}
-	m := &membership{handler: h, topic: c.cfg.Topic, half: c.cfg.RebalanceTimeout / 2, assigned: map[int32]bool{}, born: time.Now()}
+	m := &membership{handler: h, log: c.log, topic: c.cfg.Topic, half: c.cfg.RebalanceTimeout / 2, assigned: map[int32]bool{}, born: time.Now()}
 	opts := []kgo.Opt{
 		kgo.WithHooks(m),
 		kgo.ConsumerGroup(c.cfg.Job),
@@ -121,10 +122,12 @@ func (c *Client) Run(ctx context.Context, h Handler) error {
 	// The lanes let go while the heartbeats still go out; then the library's own
 	// callback finds nothing left.
 	m.revoke(ctx, m.ours(all))
-	leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.LeaveTimeout)
-	defer cancel()
-	if err := c.leave(leave, m); err != nil {
-		c.cfg.Logger.Warn("kafka: the group was not left; the lanes move when the session times out", "error", err, "after", c.cfg.SessionTimeout)
+	if c.cfg.InstanceID == "" { // a static member stays in the group, for its restart
+		leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.LeaveTimeout)
+		defer cancel()
+		if err := c.leave(leave, m); err != nil {
+			c.cfg.Logger.Warn("kafka: the group was not left; the lanes move when the session times out", "error", err, "after", c.cfg.SessionTimeout)
+		}
 	}
 	die() // Close would wait for a join that is on its way, for as long as that takes
 	m.cl.Close()
@@ -150,7 +153,7 @@ func (c *Client) leave(ctx context.Context, m *membership) error {
 		return err
 	case <-grace.Done():
 	}
-	if id, _ := m.cl.GroupMetadata(); id != "" && c.cfg.InstanceID == "" {
+	if id, _ := m.cl.GroupMetadata(); id != "" {
 		member := kmsg.NewLeaveGroupRequestMember()
 		member.MemberID = id
 		req := kmsg.NewPtrLeaveGroupRequest()

@@ -83,6 +83,14 @@ func (m *membership) OnGroupManageError(err error) {
 		p.since = before.since
 	}
 	m.problem.Store(p)
+	const line = "kafka: out of the group, joining again"
+	if next := groupNext(err); m.log.due(line + next) {
+		attrs := []any{"err", err}
+		if next != "" {
+			attrs = append(attrs, "next_step", next)
+		}
+		m.log.log.Warn(line, attrs...)
+	}
 }
 
 // in notes that the group has taken us in. That is known when the library says

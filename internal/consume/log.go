@@ -31,6 +31,11 @@ func (l *clientLogger) Level() kgo.LogLevel { return kgo.LogLevelWarn }
 
 func (l *clientLogger) Log(level kgo.LogLevel, msg string, keyvals ...any) {
 	msg, _, _ = strings.Cut(msg, " (is ") // its guesses about TLS and SASL mislead: nearly always a broker has gone
+	// The membership says this better, with the next step: for a member that was
+	// away for too long it is no error.
+	if strings.HasPrefix(msg, "group manage loop errored") {
+		return
+	}
 	if level > kgo.LogLevelWarn || !l.due(msg) {
 		return
 	}

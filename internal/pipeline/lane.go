@@ -88,7 +88,7 @@ func (l *lane) run() {
 		err := l.session()
 		l.countIDs(0)
 		if l.leave.Err() != nil {
-			if err != nil {
+			if err != nil && !errors.Is(err, checkpoint.ErrSuperseded) && !errors.Is(err, checkpoint.ErrNotAssigned) {
 				l.log.Warn("session ended while leaving: what it left is the next owner's", "incarnation", l.at.Incarnation, "seq", l.at.Seq, "err", err)
 			}
 			return
