@@ -185,10 +185,10 @@ func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
 		TakenOver: func(at checkpoint.At, d checkpoint.Decision) {
 			m.TakenOver()
 			if d.Incarnation == 0 {
-				about(at).Info("lane taken over: it starts for the first time", "next_offset", d.Next)
+				about(at).Info("lane taken over", "decided", "nothing: it starts for the first time", "next_offset", d.Next)
 				return
 			}
-			about(at).Info("lane taken over: the last decision stands", "decided", branchName(d.GTRID), "next_offset", d.Next,
+			about(at).Info("lane taken over", "decided", branchName(d.GTRID), "next_offset", d.Next,
 				"found_incarnation", d.Incarnation, "found_build", d.Build)
 		},
 		InDoubt: func(at checkpoint.At, shards []checkpoint.ShardBranches) {

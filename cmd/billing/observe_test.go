@@ -79,7 +79,7 @@ func TestTakeoverTellsItsStory(t *testing.T) {
 	l.Restored(lane, checkpoint.Decision{Incarnation: 8, Seq: 41, Count: 5}, 2, time.Millisecond)
 	settled[1].Answered = false
 	l.Settled(at, settled, time.Second, errors.New("shard b does not answer"))
-	want := `level=INFO msg="lane taken over: the last decision stands" lane=in/3 incarnation=8 seq=41 decided="epoch 41 of incarnation 7" next_offset=900 found_incarnation=7 found_build=v1
+	want := `level=INFO msg="lane taken over" lane=in/3 incarnation=8 seq=41 decided="epoch 41 of incarnation 7" next_offset=900 found_incarnation=7 found_build=v1
 level=INFO msg="in doubt" lane=in/3 incarnation=8 seq=41 branches="a: epoch 41 of incarnation 7, epoch 41 of incarnation 6; b: nothing"
 level=INFO msg=settled lane=in/3 incarnation=8 seq=41 branches="a: committed epoch 41 of incarnation 7, rolled back epoch 41 of incarnation 6; b: nothing to do" took=1s
 level=INFO msg="dedup state restored" lane=in/3 incarnation=8 seq=41 ids=5 chunks=2 took=1ms

@@ -19,7 +19,7 @@ const (
 	saysEnded      = "session ended"         // by an error, whichever
 	saysSuperseded = "superseded"            // the error says that there is a later owner
 	saysTakenOver  = `msg="lane taken over"` // S3
-	saysSettled    = `msg="shard settled"`   // S4 on one shard
+	saysSettled    = "msg=settled"           // S4 on every shard
 	saysNet        = "a net decided"
 	saysSweep      = "net=sweep"
 )
