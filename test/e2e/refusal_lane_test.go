@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -383,8 +384,9 @@ func (l *laneOf) mustBeStopped(t *testing.T, s *process, reason string, says []s
 		}
 		return fmt.Errorf("/healthz does not name %s", l)
 	})
-	if err := contains(s.output(), fmt.Sprintf(`msg="lane stopped" lane=%s reason=%s err=`, l, reason)); err != nil {
-		t.Error(err)
+	line := fmt.Sprintf(`msg="lane stopped" lane=%s incarnation=\d+ seq=\d+ reason=%s err=`, l, reason)
+	if !regexp.MustCompile(line).MatchString(s.output()) {
+		t.Errorf("no line like %s", line)
 	}
 	now := l.decided(l.partition)
 	if grown := now.Incarnation > l.before.Incarnation; grown != l.row.taken {
