@@ -132,9 +132,10 @@ func (s *shard) part(b *checkpoint.Branch) (*aggregate.Part, error) {
 // burst writes the branch, from the lane's lock to XA PREPARE.
 func (s *shard) burst(ctx context.Context, c *conn, b *checkpoint.Branch, part *aggregate.Part, lock string) (at progress, err error) {
 	exec := func(ctx context.Context, sql string) (int64, error) {
+		begun := time.Now()
 		result, err := c.ExecContext(ctx, sql)
 		if err != nil {
-			return 0, err
+			return 0, s.late(begun, err)
 		}
 		return result.RowsAffected()
 	}
@@ -180,6 +181,17 @@ func (s *shard) burst(ctx context.Context, c *conn, b *checkpoint.Branch, part *
 		return open, fmt.Errorf("XA PREPARE: %w", err)
 	}
 	return open, nil
+}
+
+// late says of an answer that is missing that its time was up. The driver only
+// says that the connection is gone, and an epoch that is too much for a slow
+// shard would be tried again and again as it is.
+func (s *shard) late(begun time.Time, err error) error {
+	within := min(s.driver.ReadTimeout, s.driver.WriteTimeout)
+	if answer(err) != nil || time.Since(begun) < within {
+		return err
+	}
+	return fmt.Errorf("no answer within %s: %w: %w", within, context.DeadlineExceeded, err)
 }
 
 // write is everything between XA START and XA END. The lane's row comes first:

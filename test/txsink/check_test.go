@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -241,6 +242,8 @@ func TestAnotherServerBehindTheAddressIsRefusedAtOnce(t *testing.T) {
 	a := forward(t, shared[0].Addr())
 	dsn.Addr = a.Addr().String()
 	cfg.Shards = []txsink.ShardConfig{{Name: "moving", DSN: dsn.FormatDSN()}}
+	var told []string
+	cfg.Refused = func(shard, why string) { told = append(told, shard+" "+why) }
 	migrate(t, cfg)
 	s := open(t, cfg)
 	l := newLane(t, s, cfg, 0)
@@ -252,6 +255,9 @@ func TestAnotherServerBehindTheAddressIsRefusedAtOnce(t *testing.T) {
 	a.point(shared[1].Addr())
 	err = s.Shards()[0].Commit(t.Context(), l.gtrid(1, 1))
 	wantRefusal(t, err, checkpoint.ReasonServerChanged, "moving")
+	if !slices.Contains(told, "moving "+txsink.RefusedServerChanged) {
+		t.Errorf("told: %q", told)
+	}
 	a.point(shared[0].Addr())
 	l.commit(1)
 }
