@@ -53,6 +53,8 @@ type settings struct {
 	interval   string
 	proxies    bool
 	servers    []*servers.MySQLServer
+	checkpoint []string
+	answer     time.Duration
 }
 
 func withPartitions(n int32) option { return func(s *settings) { s.partitions = n } }
@@ -63,6 +65,15 @@ func throughProxies() option        { return func(s *settings) { s.proxies = tru
 func withServer(m *servers.MySQLServer) option {
 	return func(s *settings) { s.servers = []*servers.MySQLServer{m} }
 }
+
+// withCheckpoint adds a line to the configuration's part checkpoint.
+func withCheckpoint(line string) option {
+	return func(s *settings) { s.checkpoint = append(s.checkpoint, "  "+line+"\n") }
+}
+
+// withAnswerWithin bounds the wait for MySQL's answer to one statement, which is
+// 30 s by itself. Only through proxies.
+func withAnswerWithin(d time.Duration) option { return func(s *settings) { s.answer = d } }
 
 // newWorld makes a topic, a database on each of the first n servers, and the
 // tables.
@@ -90,7 +101,7 @@ func newWorld(t *testing.T, shards int, opts ...option) *world {
 		if s.proxies {
 			p := proxy.MySQLFor(t, m.Addr())
 			w.shardProxy = append(w.shardProxy, p)
-			dsn = at(t, dsn, p.Addr())
+			dsn = at(t, dsn, p.Addr(), s.answer)
 		}
 		fmt.Fprintf(&list, "  - name: s%d\n    dsn: %q\n", i, dsn)
 		db, err := sql.Open("mysql", w.dsns[i])
@@ -109,13 +120,13 @@ kafka:
 shards:
 %scheckpoint:
   interval: %s
-message:
+%smessage:
   type_prefix: com.example.billing.
   currencies: [USD, EUR, JPY, KWD, KRW, IRR]
 admin:
   listen: "127.0.0.1:0"
 first_start: true
-`, w.job, broker, w.topic, list.String(), s.interval)
+`, w.job, broker, w.topic, list.String(), s.interval, strings.Join(s.checkpoint, ""))
 	if err := os.WriteFile(w.config, []byte(yaml), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -124,13 +135,14 @@ first_start: true
 }
 
 // at is the same database at another address.
-func at(t *testing.T, dsn, addr string) string {
+func at(t *testing.T, dsn, addr string, answerWithin time.Duration) string {
 	t.Helper()
 	c, err := mysql.ParseDSN(dsn)
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.Addr = addr
+	c.ReadTimeout = answerWithin
 	return c.FormatDSN()
 }
 
@@ -219,32 +231,37 @@ func (w *world) produce(records ...*kgo.Record) {
 
 // epochs returns, for each shard, the seq of the lane's last epoch row, 0
 // without one. It fails if the chain has a hole.
-func (w *world) epochs(partition int32) []int64 {
+func (w *world) epochs(partition int32) (out []int64) {
 	w.t.Helper()
-	var out []int64
-	for i, db := range w.shards {
-		rows, err := db.Query("SELECT seq, offset_from, offset_next, records_in, applied + duplicates + conflicts + rejected FROM billing_epoch WHERE kafka_topic = ? AND kafka_partition = ? ORDER BY seq", w.topic, partition)
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		defer rows.Close()
-		var last, next int64
-		for rows.Next() {
-			var seq, from, to, in, sum int64
-			if err := rows.Scan(&seq, &from, &to, &in, &sum); err != nil {
-				w.t.Fatal(err)
-			}
-			if seq != last+1 || (last > 0 && from != next) || in != sum {
-				w.t.Fatalf("shard %d, partition %d: epoch %d [%d,%d) in %d = %d follows epoch %d that ended at %d", i, partition, seq, from, to, in, sum, last, next)
-			}
-			last, next = seq, to
-		}
-		if err := rows.Err(); err != nil {
-			w.t.Fatal(err)
-		}
-		out = append(out, last)
+	for i := range w.shards {
+		out = append(out, w.epochsOn(i, partition))
 	}
 	return out
+}
+
+// epochsOn is epochs on one shard.
+func (w *world) epochsOn(shard int, partition int32) (last int64) {
+	w.t.Helper()
+	rows, err := w.shards[shard].Query("SELECT seq, offset_from, offset_next, records_in, applied + duplicates + conflicts + rejected FROM billing_epoch WHERE kafka_topic = ? AND kafka_partition = ? ORDER BY seq", w.topic, partition)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer rows.Close()
+	var next int64
+	for rows.Next() {
+		var seq, from, to, in, sum int64
+		if err := rows.Scan(&seq, &from, &to, &in, &sum); err != nil {
+			w.t.Fatal(err)
+		}
+		if seq != last+1 || (last > 0 && from != next) || in != sum {
+			w.t.Fatalf("shard %d, partition %d: epoch %d [%d,%d) in %d = %d follows epoch %d that ended at %d", shard, partition, seq, from, to, in, sum, last, next)
+		}
+		last, next = seq, to
+	}
+	if err := rows.Err(); err != nil {
+		w.t.Fatal(err)
+	}
+	return last
 }
 
 // prepared returns, for each shard, how many prepared branches of this job its
