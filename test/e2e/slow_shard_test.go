@@ -161,6 +161,7 @@ func killConnections(t *testing.T, m *servers.MySQLServer, job string) (n int) {
 // TestHalfOpenShard: the network forgets the connections that there are. New
 // ones work, and nobody is told.
 func TestHalfOpenShard(t *testing.T) {
+	t.Parallel()
 	t.Run("idle", func(t *testing.T) {
 		t.Parallel()
 		w := newWorld(t, 2, throughProxies(), withPartitions(16))
@@ -185,7 +186,7 @@ func TestHalfOpenShard(t *testing.T) {
 		start := time.Now()
 		all()
 		// The bound of the first look, not that of a statement for each connection.
-		since(t, start, "all lanes stood still", 30*time.Second)
+		since(t, start, "all lanes stood still", 20*time.Second)
 		for p := range w.partitions {
 			if d := w.decided(p); d.Incarnation != was[p].Incarnation {
 				t.Errorf("partition %d: incarnation %d, then %d", p, was[p].Incarnation, d.Incarnation)

@@ -79,6 +79,7 @@ const standstill = 40 * time.Second
 // lane goes on unaided, and soon. What belongs to a branch ends the session,
 // and what may be asked again does not.
 func TestMySQLAnswers(t *testing.T) {
+	t.Parallel()
 	for _, stmt := range statements {
 		t.Run(stmt.name, func(t *testing.T) {
 			t.Parallel()
@@ -175,6 +176,7 @@ func failing(number uint16, state string) proxy.Fail {
 // part of the epoch is ever seen, and the next session does it again; what can
 // be asked again within a session is.
 func TestMySQLRefuses(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		waited
 		answers []proxy.Fail
