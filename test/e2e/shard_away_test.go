@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -84,15 +85,22 @@ func (a *away) run() {
 
 	// It says so, it holds no more than it may, and nothing is seen of an epoch
 	// of which a part is missing: for as long as it lasts.
+	said := false
 	servers.Eventually(t, outage(t)+2*time.Minute, func() error {
-		a.consistent()
+		if err := errors.Join(a.consistent(), a.named(s)); err != nil {
+			return err
+		}
+		if !said {
+			said = true
+			since(t, start, "until it named the shard", 50*time.Second) // the lane may stand still for 30 s
+		}
 		if left := outage(t) - time.Since(start); left > 0 {
 			return fmt.Errorf("the outage goes on for %s", left)
 		}
 		if lag := s.metric(`billing_lag_records{partition="0"}`); lag < float64(a.flood) {
 			return fmt.Errorf("the lag is %v records, and more than %d wait", lag, a.flood)
 		}
-		return a.named(s)
+		return nil
 	})
 	t.Logf("away for %s", time.Since(start).Round(time.Second))
 	// Two epochs of 1 MiB, an inbox of 8 MiB, an answer of the broker, and what
@@ -122,8 +130,9 @@ func (a *away) run() {
 }
 
 // consistent: what was decided is on the shards that are there, and nothing
-// else is anywhere; nothing is decided beyond what a missing shard has.
-func (a *away) consistent() {
+// else is anywhere; nothing is decided beyond what a missing shard has. Its error
+// says that a server had no answer.
+func (a *away) consistent() error {
 	a.t.Helper()
 	next := a.begun()
 	for i := range a.w.shards {
@@ -136,9 +145,11 @@ func (a *away) consistent() {
 			a.t.Fatalf("shard %d (away: %t) is at epoch %d, the last one before was %d", i, gone, e, a.epoch)
 		}
 	}
-	if d := a.w.decided(0); d.Seq > next {
+	d, err := a.w.readD(0)
+	if d.Seq > next {
 		a.t.Fatalf("epoch %d is decided, and epoch %d is not on every shard", d.Seq, next)
 	}
+	return err
 }
 
 // begun is the last epoch that was begun before the outage.

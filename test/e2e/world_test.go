@@ -391,12 +391,12 @@ type decision struct {
 
 // decided reads D from the group's offset as it is committed now; a transaction
 // that is open is not waited for.
-func (w *world) decided(partition int32) decision {
+func (w *world) decided(partition int32) (d decision) {
 	w.t.Helper()
-	d, err := w.readD(partition)
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	servers.Eventually(w.t, time.Minute, func() (err error) { // a broker under load may have no coordinator for a moment
+		d, err = w.readD(partition)
+		return err
+	})
 	return d
 }
 
