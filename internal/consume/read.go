@@ -175,8 +175,7 @@ func (c *Client) Ends(ctx context.Context) (map[int32]int64, error) {
 	if len(rt.Partitions) == 0 {
 		return ends, nil
 	}
-	req := kmsg.NewPtrListOffsetsRequest()
-	req.ReplicaID = -1
+	req := newListOffsets()
 	req.Topics = append(req.Topics, rt)
 	var errs []error
 	for _, shard := range c.fetch.cl.RequestSharded(ctx, req) {

@@ -133,10 +133,20 @@ func (p *partitionLog) bounds(ctx context.Context) (start, end int64, err error)
 	return start, end, err
 }
 
+// newListOffsets makes a request that is answered as soon as any other one. By
+// default it allows the broker 30 s for looking into remote storage, where
+// neither end of a log is looked for; one lost answer would cost all the time
+// that S2 has.
+func newListOffsets() *kmsg.ListOffsetsRequest {
+	req := kmsg.NewPtrListOffsetsRequest()
+	req.ReplicaID = -1
+	req.TimeoutMillis = 0
+	return req
+}
+
 func (p *partitionLog) listOffset(ctx context.Context, which int64) (offset int64, err error) {
 	err = p.retry(ctx, "list offsets of", func() error {
-		req := kmsg.NewPtrListOffsetsRequest()
-		req.ReplicaID = -1
+		req := newListOffsets()
 		rp := kmsg.NewListOffsetsRequestTopicPartition()
 		rp.Partition, rp.Timestamp, rp.CurrentLeaderEpoch = p.partition, which, -1
 		rt := kmsg.NewListOffsetsRequestTopic()
