@@ -109,6 +109,7 @@ func (c *Config) validate() error {
 type Client struct {
 	cfg     Config
 	log     *clientLogger
+	wires   *wires
 	fetch   *fetcher
 	member  atomic.Pointer[membership] // set by Run
 	running atomic.Bool
@@ -122,7 +123,7 @@ func Open(cfg Config) (*Client, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, fmt.Errorf("kafka configuration: %w", err)
 	}
-	c := &Client{cfg: cfg, log: newClientLogger(cfg.Logger)}
+	c := &Client{cfg: cfg, log: newClientLogger(cfg.Logger), wires: newWires(cfg.Dial)}
 	var err error
 	if c.fetch, err = newFetcher(c); err != nil {
 		return nil, fmt.Errorf("kafka client: %w", err)
@@ -147,7 +148,7 @@ func (c *Client) options(more ...kgo.Opt) []kgo.Opt {
 		kgo.ClientID("billing-" + c.cfg.Job),
 		kgo.WithHooks(connects{c.cfg.Unreachable}),
 		kgo.WithLogger(c.log),
-		kgo.Dialer(c.cfg.Dial),
+		kgo.Dialer(c.wires.dial),
 		kgo.DisableClientMetrics(),
 		kgo.RequestTimeoutOverhead(c.cfg.RequestTimeout),
 		// A coordinator says NOT_COORDINATOR for 1 to 2 s after a move.
