@@ -206,9 +206,13 @@ func (w *world) send(partition int32, ids ...string) {
 var structured = []kgo.RecordHeader{{Key: "content-type", Value: []byte("application/cloudevents+json; charset=UTF-8")}}
 
 func message(id, account, amount string) []byte {
+	return messageAt(time.Now().Add(-time.Minute), id, account, amount)
+}
+
+func messageAt(at time.Time, id, account, amount string) []byte {
 	b, err := json.Marshal(map[string]any{
 		"specversion": "1.0", "id": id, "source": "/e2e", "type": "com.example.billing.charge.v1", "subject": account,
-		"time": time.Now().Add(-time.Minute).UTC().Format(time.RFC3339Nano),
+		"time": at.UTC().Format(time.RFC3339Nano),
 		"data": map[string]any{"amount": amount, "currency": "USD"},
 	})
 	if err != nil {

@@ -224,3 +224,37 @@ func TestCrashTableIsTested(t *testing.T) {
 		t.Errorf("%s: the crash table has %d rows only", protocolDoc, checked)
 	}
 }
+
+// TestWaitsAreTested: each wait of the protocol has a bound, and a test that
+// shows what happens then.
+func TestWaitsAreTested(t *testing.T) {
+	_, section, ok := strings.Cut(text(t, protocolDoc), "\n## Waiting\n")
+	section, _, end := strings.Cut(section, "\n## ")
+	if !ok || !end {
+		t.Fatalf("%s does not say what waits", protocolDoc)
+	}
+	_, tests := functions()
+	checked := 0
+	for wait, cells := range rows(section) {
+		if wait == "wait" || strings.HasPrefix(wait, "---") {
+			continue
+		}
+		checked++
+		if len(cells) != 3 {
+			t.Errorf("%s: %q has no bound or no tests", protocolDoc, wait)
+			continue
+		}
+		named := quoted.FindAllStringSubmatch(cells[2], -1)
+		if len(named) == 0 {
+			t.Errorf("%s: %q has no test", protocolDoc, wait)
+		}
+		for _, m := range named {
+			if !tests[m[1]] {
+				t.Errorf("%s: %q names %s, which is no test", protocolDoc, wait, m[1])
+			}
+		}
+	}
+	if checked < 10 {
+		t.Errorf("%s: the table of waits has %d rows only", protocolDoc, checked)
+	}
+}
