@@ -304,7 +304,7 @@ func TestEndTxnAnswers(t *testing.T) {
 }
 
 // TestEndTxnIsRepeated: an answer that asks for another try, or none, is no
-// unknown outcome as long as a later one says what has become of the
+// unknown outcome as long as a later one says what has become of the Kafka
 // transaction, in time.
 func TestEndTxnIsRepeated(t *testing.T) {
 	t.Parallel()
@@ -503,7 +503,7 @@ func TestMarkersHeld(t *testing.T) {
 	})
 
 	// The decision is known, so phase 2 goes on; the next epoch has no
-	// transaction to be decided in.
+	// Kafka transaction to be decided in.
 	t.Run("the service lives", func(t *testing.T) {
 		w := newWorld(t, 2, throughProxies())
 		s := w.commandEnv([]string{shortTransaction}, "run")
