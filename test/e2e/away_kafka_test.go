@@ -5,11 +5,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
-	"os"
-	"regexp"
-	"strconv"
 	"testing"
 	"time"
 
@@ -18,72 +13,6 @@ import (
 
 	"billing/test/servers"
 )
-
-var adminPort = regexp.MustCompile(`msg="admin port open" address=(\S+)`)
-
-// ask asks the process's admin port.
-func (p *process) ask(path string) (code int, body string, err error) {
-	m := adminPort.FindStringSubmatch(p.output())
-	if m == nil {
-		return 0, "", fmt.Errorf("the admin port is not open")
-	}
-	resp, err := http.Get("http://" + m[1] + path)
-	if err != nil {
-		return 0, "", err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(b), err
-}
-
-func (p *process) mustBeReady(want int, within time.Duration) (body string) {
-	p.t.Helper()
-	servers.Eventually(p.t, within, func() error {
-		code, b, err := p.ask("/readyz")
-		if err != nil {
-			return err
-		}
-		if body = b; code != want {
-			return fmt.Errorf("/readyz answers %d, want %d: %s", code, want, b)
-		}
-		return nil
-	})
-	return body
-}
-
-var resident = regexp.MustCompile(`VmRSS:\s+(\d+) kB`)
-
-// memory is what the process holds, in bytes.
-func (p *process) memory() int64 {
-	p.t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	m := resident.FindSubmatch(b)
-	if m == nil {
-		p.t.Fatalf("no VmRSS in %s", b)
-	}
-	n, err := strconv.ParseInt(string(m[1]), 10, 64)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	return n << 10
-}
-
-// outage is how long servers are away: BILLING_TEST_OUTAGE, or 20 s.
-func outage(t *testing.T) time.Duration {
-	t.Helper()
-	v := os.Getenv("BILLING_TEST_OUTAGE")
-	if v == "" {
-		return 20 * time.Second
-	}
-	d, err := time.ParseDuration(v)
-	if err != nil {
-		t.Fatal("BILLING_TEST_OUTAGE: ", err)
-	}
-	return d
-}
 
 // bulky sends n charges of 64 KiB each, of what no compression makes less.
 func (w *world) bulky(n int) {
@@ -111,10 +40,10 @@ func (w *world) bulky(n int) {
 	}
 }
 
-// away takes the broker away from a service and gives it back, with a backlog
+// brokerAway takes the broker away from a service and gives it back, with a backlog
 // that is far larger than what the service may hold. The service pauses, says
 // so, and goes on unaided, within its memory.
-func away(t *testing.T, w *world, take, give func()) {
+func brokerAway(t *testing.T, w *world, take, give func()) {
 	t.Helper()
 	const (
 		epoch = 1 << 20 // checkpoint.max_bytes
@@ -127,39 +56,36 @@ func away(t *testing.T, w *world, take, give func()) {
 	s := w.commandEnv([]string{fmt.Sprintf("BILLING_CHECKPOINT_MAX_BYTES=%d", epoch)}, "run")
 	ids := w.charge(0, 200)
 	w.waitAccounted()
-	s.mustBeReady(200, time.Minute)
-	calm := s.memory()
+	s.waitSays("/readyz", 200)
+	calm := s.peak()
 
 	took := time.Now()
 	take()
-	why := s.mustBeReady(503, time.Minute)
-	t.Logf("/readyz after %s: %s", time.Since(took).Round(100*time.Millisecond), why)
-	highest := s.memory()
+	s.waitSays("/readyz", 503)
+	t.Logf("/readyz after %s", time.Since(took).Round(100*time.Millisecond))
 	watch := time.NewTicker(100 * time.Millisecond)
 	defer watch.Stop()
 	for end := took.Add(outage(t)); time.Now().Before(end); <-watch.C {
-		highest = max(highest, s.memory())
-		if code, body, err := s.ask("/readyz"); err != nil || code != http.StatusServiceUnavailable {
-			t.Fatalf("/readyz while the broker is away: %d %s, %v", code, body, err)
+		if err := s.says("/readyz", 503); err != nil {
+			t.Fatal("while the broker is away: ", err)
 		}
 	}
-	t.Logf("memory: %d MiB before, at most %d while the broker is away", calm>>20, highest>>20)
 
 	give()
 	gave := time.Now()
 	w.again(0, ids[:50])
 	servers.Eventually(t, 3*time.Minute, func() error {
-		highest = max(highest, s.memory())
 		if n, err := w.accounted(); err != nil || n != w.sent {
 			return fmt.Errorf("%d of %d records accounted for (%v)", n, w.sent, err)
 		}
 		return nil
 	})
-	t.Logf("memory: at most %d MiB; all accounted for %s after the broker", highest>>20, time.Since(gave).Round(100*time.Millisecond))
+	highest := s.peak()
+	t.Logf("memory: at most %d MiB, %d before; all accounted for %s after the broker", highest>>20, calm>>20, time.Since(gave).Round(100*time.Millisecond))
 	if highest > calm+most {
 		t.Errorf("the process has held %d MiB, and %d before: more than %d more", highest>>20, calm>>20, most>>20)
 	}
-	s.mustBeReady(200, time.Minute)
+	s.waitSays("/readyz", 200)
 	w.waitAccounted()
 	s.stop()
 	w.exact()
@@ -171,7 +97,7 @@ const backlog = 2048 // bulky charges: 128 MiB
 // the test is not parallel.
 func TestBrokerAway(t *testing.T) {
 	w := newWorld(t, 2)
-	away(t, w, func() {
+	brokerAway(t, w, func() {
 		if err := shared.kafka.Kill(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -197,7 +123,7 @@ func TestBrokerSilentlyAway(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, 2, throughProxies())
-			away(t, w, func() {
+			brokerAway(t, w, func() {
 				c.away(w, true)
 				w.bulky(backlog)
 			}, func() { c.away(w, false) })

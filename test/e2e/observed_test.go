@@ -110,6 +110,21 @@ func (p *process) peak() int64 {
 
 // ---- time
 
+// outage is how long servers stay away: BILLING_TEST_OUTAGE, which is short by
+// default.
+func outage(t *testing.T) time.Duration {
+	t.Helper()
+	text := os.Getenv("BILLING_TEST_OUTAGE")
+	if text == "" {
+		return 20 * time.Second
+	}
+	d, err := time.ParseDuration(text)
+	if err != nil {
+		t.Fatalf("BILLING_TEST_OUTAGE: %v", err)
+	}
+	return d
+}
+
 // since logs how long something took, and fails beyond the bound.
 func since(t *testing.T, start time.Time, what string, bound time.Duration) {
 	t.Helper()

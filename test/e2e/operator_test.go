@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -298,44 +297,14 @@ type health struct {
 	}
 }
 
-// ask asks the admin port.
-func (p *process) ask(path string, into any) (code int, err error) {
-	m := regexp.MustCompile(`msg="admin port open" address=(\S+)`).FindStringSubmatch(p.output())
-	if m == nil {
-		return 0, errors.New("the admin port is not open yet")
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m[1]+path, nil)
-	if err != nil {
-		return 0, err
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return 0, err
-	}
-	defer resp.Body.Close()
-	return resp.StatusCode, json.NewDecoder(resp.Body).Decode(into)
-}
-
 // health is /healthz, which answers 200 as long as the process lives.
 func (p *process) health() (h health, err error) {
-	code, err := p.ask("/healthz", &h)
+	code, body, err := p.get("/healthz")
 	if err == nil && code != http.StatusOK {
-		err = fmt.Errorf("/healthz: %d, %+v", code, h)
+		err = fmt.Errorf("/healthz: %d, %s", code, body)
+	}
+	if err == nil {
+		err = json.Unmarshal([]byte(body), &h)
 	}
 	return h, err
-}
-
-// mustBeReady waits for /readyz to answer 200, or not to.
-func (p *process) mustBeReady(want bool) {
-	p.t.Helper()
-	servers.Eventually(p.t, 2*time.Minute, func() error {
-		var body struct{ Why string }
-		code, err := p.ask("/readyz", &body)
-		if err == nil && (code == http.StatusOK) != want {
-			err = fmt.Errorf("/readyz: %d, %s", code, body.Why)
-		}
-		return err
-	})
 }

@@ -5,11 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"net/http"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -37,27 +35,9 @@ func (p *process) String() string { return filepath.Base(p.log) }
 
 // ---- what an instance says of itself
 
-var adminOpen = regexp.MustCompile(`msg="admin port open" address=(\S+)`)
-
-// admin asks the admin port.
-func (p *process) admin(path string) (code int, body string, err error) {
-	found := adminOpen.FindStringSubmatch(p.output())
-	if found == nil {
-		return 0, "", fmt.Errorf("%s: no admin port yet", p)
-	}
-	client := http.Client{Timeout: 10 * time.Second}
-	resp, err := client.Get("http://" + found[1] + path)
-	if err != nil {
-		return 0, "", err
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	return resp.StatusCode, string(b), err
-}
-
 // ready says why the instance is not ready, nil when it is.
 func (p *process) ready() error {
-	code, body, err := p.admin("/readyz")
+	code, body, err := p.get("/readyz")
 	if err == nil && code != http.StatusOK {
 		err = fmt.Errorf("%s is not ready: %d %s", p, code, body)
 	}
@@ -66,7 +46,7 @@ func (p *process) ready() error {
 
 // lanes gives the instance's lanes and their states.
 func (w *world) lanes(p *process) (map[int32]string, error) {
-	_, body, err := p.admin("/healthz")
+	_, body, err := p.get("/healthz")
 	if err != nil {
 		return nil, err
 	}
@@ -487,7 +467,7 @@ func TestSameInstanceIDTwice(t *testing.T) {
 	newer := w.runAs("same")
 	const next = "give each instance a kafka.instance_id of its own"
 	servers.Eventually(t, 2*time.Minute, func() error {
-		_, health, err := older.admin("/healthz")
+		_, health, err := older.get("/healthz")
 		return errors.Join(err, contains(health, next), contains(older.output(), "FENCED_INSTANCE_ID"))
 	})
 	if err := older.ready(); err == nil || !strings.Contains(err.Error(), next) {

@@ -300,7 +300,7 @@ func TestRefusalsThatStopALane(t *testing.T) {
 	had := w.accountedFor(0)
 	w.charge(0, 10)
 	good.waitMore(had, 10, time.Minute)
-	s.mustBeReady(false)
+	s.waitSays("/readyz", 503)
 	h, err := s.health()
 	if err != nil {
 		t.Fatal(err)

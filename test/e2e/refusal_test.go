@@ -396,10 +396,10 @@ func TestRefusalsOfAServer(t *testing.T) {
 		}
 		return contains(fmt.Sprint(h), "read-only")
 	})
-	s.mustBeReady(false)
+	s.waitSays("/readyz", 503)
 	w.root(0, "SET GLOBAL read_only = OFF")
 	w.waitAccounted()
-	s.mustBeReady(true)
+	s.waitSays("/readyz", 200)
 
 	// Another server with the same data behind the address, while lanes work.
 	if err := m.Reidentify(t.Context()); err != nil {

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"syscall"
 	"testing"
@@ -18,21 +17,6 @@ import (
 
 	"billing/test/servers"
 )
-
-// outage is how long servers stay away: BILLING_TEST_OUTAGE, which is short by
-// default.
-func outage(t *testing.T) time.Duration {
-	t.Helper()
-	text := os.Getenv("BILLING_TEST_OUTAGE")
-	if text == "" {
-		return 20 * time.Second
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil {
-		t.Fatalf("BILLING_TEST_OUTAGE: %v", err)
-	}
-	return d
-}
 
 // away takes shards away and gives them back.
 type away struct {

@@ -446,7 +446,7 @@ func TestUnstableOffset(t *testing.T) {
 		t.Error("log: ", err)
 	}
 	for _, path := range []string{"/healthz", "/readyz"} {
-		if _, body, err := s.ask(path); err != nil || contains(body, "UNSTABLE_OFFSET_COMMIT") != nil {
+		if _, body, err := s.get(path); err != nil || contains(body, "UNSTABLE_OFFSET_COMMIT") != nil {
 			t.Errorf("%s does not say why: %s (%v)", path, body, err)
 		}
 	}

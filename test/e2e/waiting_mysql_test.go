@@ -89,7 +89,7 @@ func TestMySQLAnswers(t *testing.T) {
 			w.waitAccounted()
 			for _, loss := range losses {
 				before := w.latest()
-				lost := []*proxy.Handle{w.fault(0, stmt, loss[0]), w.fault(1, stmt, loss[1])}
+				lost := []*proxy.Handle{w.loses(0, stmt, loss[0]), w.loses(1, stmt, loss[1])}
 				w.meets(lost, fmt.Sprintf("%T and %T", loss[0], loss[1]))
 				for _, h := range lost {
 					h.Remove() // what was held comes now
@@ -104,9 +104,9 @@ func TestMySQLAnswers(t *testing.T) {
 	}
 }
 
-// fault has the statement's next request to a shard lost, and brings about that
+// loses has the statement's next request to a shard lost, and brings about that
 // there is one.
-func (w *world) fault(shard int, stmt waited, do proxy.MySQLAction) *proxy.Handle {
+func (w *world) loses(shard int, stmt waited, do proxy.MySQLAction) *proxy.Handle {
 	p := w.shardProxy[shard]
 	h := p.Add(proxy.MySQLRule{Match: stmt.match, Times: 1, Do: do})
 	switch stmt.trigger {
@@ -203,7 +203,7 @@ func TestMySQLRefuses(t *testing.T) {
 			w.waitAccounted()
 			for _, answer := range c.answers {
 				before := w.latest()
-				w.meets([]*proxy.Handle{w.fault(1, c.waited, answer)}, fmt.Sprint("error ", answer.Number))
+				w.meets([]*proxy.Handle{w.loses(1, c.waited, answer)}, fmt.Sprint("error ", answer.Number))
 				w.follows(before, c.then)
 			}
 			if c.name == "SELECT @@server_uuid" {
