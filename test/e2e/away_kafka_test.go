@@ -163,3 +163,22 @@ func TestHalfOpenKafka(t *testing.T) {
 	s.stop()
 	w.exact()
 }
+
+// TestServersAwayAtTheStart: what can't be reached is waited for, and said.
+func TestServersAwayAtTheStart(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2, throughProxies())
+	w.charge(0, 100)
+	w.shardProxy[1].Refuse(true)
+	w.kafkaProxy.Freeze(true)
+	s := w.run("")
+	s.waitSays("/readyz", 503, "waiting for the shards", "s1")
+	w.shardProxy[1].Refuse(false)
+	s.waitSays("/readyz", 503, "waiting for Kafka")
+	s.waitSays("/healthz", 200, "waiting for Kafka")
+	w.kafkaProxy.Freeze(false)
+	w.waitAccounted()
+	s.waitSays("/readyz", 200)
+	s.stop()
+	w.exact()
+}
