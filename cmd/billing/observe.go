@@ -61,6 +61,7 @@ func (v *view) status() []pipeline.Status {
 const (
 	stuckFailures = 5
 	stuckAfter    = 2 * time.Minute
+	stalledAfter  = 10 * time.Second // from here on health says what the lane waits for
 )
 
 // health names the lanes that do not work. The process is never dead inside as
@@ -94,6 +95,8 @@ func laneHealth(s *pipeline.Status, wait string) admin.Lane {
 		l.Why = fmt.Sprintf("records are waiting and nothing was decided for %s: %s", s.Stalled().Round(time.Second), why(s, wait))
 	case s.State != pipeline.Running || s.Failing() > 0:
 		l.Why = why(s, wait)
+	case s.Stalled() > stalledAfter:
+		l.Why = fmt.Sprintf("nothing was decided for %s: %s", s.Stalled().Round(time.Second), why(s, wait))
 	}
 	return l
 }
@@ -104,6 +107,9 @@ func why(s *pipeline.Status, wait string) string {
 		if w != "" {
 			return w
 		}
+	}
+	if s.InDoubt {
+		return fmt.Sprintf("epoch %d waits for an answer of a shard or of the broker", s.Seq+1)
 	}
 	return "on its way"
 }
@@ -123,8 +129,15 @@ func laneReady(s *pipeline.Status, wait string, young time.Duration) string {
 }
 
 func (v *view) groupProblem() string {
-	if k := v.kafka.Load(); k != nil {
-		return k.GroupProblem()
+	k := v.kafka.Load()
+	if k == nil {
+		return ""
+	}
+	if problem := k.GroupProblem(); problem != "" {
+		return problem
+	}
+	if k.Joined() && len(v.status()) > 0 && !k.Fresh() {
+		return "the consumer group has not answered for kafka.session_timeout: lanes decide nothing until it does"
 	}
 	return ""
 }
@@ -142,7 +155,7 @@ func (v *view) ready() (bool, string) {
 		}
 		return false, "starting"
 	}
-	if problem := k.GroupProblem(); problem != "" {
+	if problem := v.groupProblem(); problem != "" {
 		return false, problem
 	}
 	if !k.Joined() {

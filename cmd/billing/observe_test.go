@@ -33,7 +33,8 @@ func TestLaneHealthAndReadiness(t *testing.T) {
 		{"failed once, just recovered", pipeline.Status{State: pipeline.Running, Since: time.Now(), Failures: 1, LastError: "boom"}, "", false, false, "boom"},
 		{"failed once, well for a while", pipeline.Status{State: pipeline.Running, Since: ago(time.Minute), Failures: 1, LastError: "boom"}, "", false, true, ""},
 		{"fails again and again", pipeline.Status{State: pipeline.Running, Since: time.Now(), Failures: 5, LastError: "boom", Pending: true, PendingSince: time.Now()}, "", true, false, "boom"},
-		{"an epoch in flight for a minute", pipeline.Status{State: pipeline.Running, Moved: ago(time.Minute), Pending: true, PendingSince: ago(time.Minute)}, "commit on shard b: no answer", false, false, ""},
+		{"an epoch in flight for a while", pipeline.Status{State: pipeline.Running, Seq: 7, InDoubt: true, Moved: ago(15 * time.Second), Pending: true, PendingSince: ago(15 * time.Second)}, "", false, true, "for 15s: epoch 8 waits"},
+		{"an epoch in flight for a minute", pipeline.Status{State: pipeline.Running, Moved: ago(time.Minute), Pending: true, PendingSince: ago(time.Minute)}, "commit on shard b: no answer", false, false, "no answer"},
 		{"an epoch in flight for long", pipeline.Status{State: pipeline.Running, Moved: ago(time.Hour), Pending: true, PendingSince: ago(3 * time.Minute)}, "commit on shard b: no answer", true, false, "no answer"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -182,3 +182,25 @@ func TestServersAwayAtTheStart(t *testing.T) {
 	s.stop()
 	w.exact()
 }
+
+// TestBrokerAwayWhileIdle: a service with nothing to do says within a session
+// timeout that it could do nothing.
+func TestBrokerAwayWhileIdle(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1, throughProxies())
+	s := w.run("")
+	w.charge(0, 10)
+	w.waitAccounted()
+	s.waitSays("/readyz", 200)
+	frozen := time.Now()
+	w.kafkaProxy.Freeze(true)
+	s.waitSays("/readyz", 503, "kafka.session_timeout")
+	t.Logf("/readyz says so after %s", time.Since(frozen).Round(100*time.Millisecond))
+	s.waitSays("/healthz", 200, "kafka.session_timeout")
+	w.kafkaProxy.Freeze(false)
+	s.waitSays("/readyz", 200)
+	w.charge(0, 10)
+	w.waitAccounted()
+	s.stop()
+	w.exact()
+}
