@@ -111,9 +111,10 @@ func (c *Client) Run(ctx context.Context, h Handler) error {
 	// The fetching goes on until the group is left: a lane that lets go may
 	// still call Stop, and nothing is to wait for it then.
 	fetching, stop := context.WithCancel(context.WithoutCancel(ctx))
-	var wg sync.WaitGroup
-	wg.Go(func() { c.fetch.run(fetching, h) })
-	wg.Go(func() { c.keepFresh(fetching, m) })
+	var fetcher, beats sync.WaitGroup
+	fetcher.Go(func() { c.fetch.run(fetching, h) })
+	beating, still := context.WithCancel(fetching)
+	beats.Go(func() { c.keepFresh(beating, m) })
 
 	for ctx.Err() == nil {
 		m.cl.PollFetches(ctx) // only errors come, and the client logs those itself
@@ -122,6 +123,10 @@ func (c *Client) Run(ctx context.Context, h Handler) error {
 	// The lanes let go while the heartbeats still go out; then the library's own
 	// callback finds nothing left.
 	m.revoke(ctx, m.ours(all))
+	// From here on we are silent. If the leave is lost, the group would wait for
+	// us to join its next rebalance as long as it hears of us.
+	still()
+	beats.Wait()
 	if c.cfg.InstanceID == "" { // a static member stays in the group, for its restart
 		leave, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.LeaveTimeout)
 		defer cancel()
@@ -132,7 +137,7 @@ func (c *Client) Run(ctx context.Context, h Handler) error {
 	die() // Close would wait for a join that is on its way, for as long as that takes
 	m.cl.Close()
 	stop()
-	wg.Wait()
+	fetcher.Wait()
 	return nil
 }
 

@@ -134,6 +134,25 @@ func Group(t *testing.T, brokers []string) {
 		}
 	})
 
+	t.Run("who leaves is silent, also when its leave is lost", func(t *testing.T) {
+		r := NewRig(t, brokers, 1)
+		net := NewNetwork()
+		m := r.JoinAll(t, 1, func(c *consume.Config) { c.SessionTimeout, c.Dial = time.Second, net.Dial })
+		lost := net.Drop(kmsg.LeaveGroup)
+		defer lost.Heal()
+		left := make(chan struct{})
+		go func() {
+			m.Leave()
+			close(left)
+		}()
+		lost.Await(t)
+		before := net.Sent(kmsg.Heartbeat)
+		<-left // many heartbeats later
+		if n := net.Sent(kmsg.Heartbeat) - before; n > 0 {
+			t.Errorf("%d heartbeats after the leave: the group goes on waiting for this member", n)
+		}
+	})
+
 	t.Run("a rebalance that waits for a dead member stops nobody else", func(t *testing.T) {
 		r := NewRig(t, brokers, 2)
 		session := func(d time.Duration, net *Network) func(*consume.Config) {
