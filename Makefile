@@ -17,7 +17,7 @@ need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on
 	[ "$${minor:-0}" -ge 26 ] || { echo "make: FAILED: $$v is too old; next step: install Go 1.26 or later" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-unit testbed test-outages demo lint clean
+.PHONY: help build test test-unit test-outages test-random testbed demo lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -40,7 +40,12 @@ test-unit: ## the tests that need no Docker, the rules of the repository among t
 test-outages: ## the tests of servers that are away, for OUTAGE (10m) each instead of 20 s
 	@$(need_go)
 	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
-	BILLING_TEST_OUTAGE=$(OUTAGE) $(GO) test -count=1 -timeout 2h -parallel 4 -run Away -v $(TESTFLAGS) ./test/e2e
+	BILLING_TEST_OUTAGE=$(OUTAGE) $(GO) test -count=1 -timeout 2h -parallel 8 -run Away -v $(TESTFLAGS) ./test/e2e
+
+test-random: ## many owners and faults at random, for long: make test-random DURATION=10m SEED=1 (a seed repeats its plan)
+	@$(need_go)
+	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
+	BILLING_TEST_RANDOM=$(or $(DURATION),10m) BILLING_TEST_SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run '^TestManyOwnersAtRandom$$' -v $(TESTFLAGS) ./test/e2e
 
 testbed: ## only make the test servers' engine and images ready
 	@scripts/testbed

@@ -29,8 +29,9 @@ type world struct {
 	t          *testing.T
 	job, topic string
 	partitions int32
+	kafka      *servers.KafkaServer
 	shards     []*sql.DB
-	servers    []*servers.MySQLServer
+	servers    []*servers.MySQLServer // of each shard
 	dsns       []string
 	config     string
 	dir        string
@@ -52,7 +53,8 @@ type settings struct {
 	partitions int32
 	interval   string
 	proxies    bool
-	servers    []*servers.MySQLServer
+	kafka      *servers.KafkaServer
+	mysql      []*servers.MySQLServer
 	checkpoint []string
 	answer     time.Duration
 }
@@ -61,9 +63,14 @@ func withPartitions(n int32) option { return func(s *settings) { s.partitions = 
 func withInterval(d string) option  { return func(s *settings) { s.interval = d } }
 func throughProxies() option        { return func(s *settings) { s.proxies = true } }
 
-// withServer puts the world's one shard on a server of the test's own.
+// withServer puts the world's shards on a server of the test's own.
 func withServer(m *servers.MySQLServer) option {
-	return func(s *settings) { s.servers = []*servers.MySQLServer{m} }
+	return func(s *settings) { s.mysql = []*servers.MySQLServer{m} }
+}
+
+// onServers is for tests that have servers of their own.
+func onServers(kafka *servers.KafkaServer, mysql ...*servers.MySQLServer) option {
+	return func(s *settings) { s.kafka, s.mysql = kafka, mysql }
 }
 
 // withCheckpoint adds a line to the configuration's part checkpoint.
@@ -75,27 +82,33 @@ func withCheckpoint(line string) option {
 // 30 s by itself. Only through proxies.
 func withAnswerWithin(d time.Duration) option { return func(s *settings) { s.answer = d } }
 
-// newWorld makes a topic, a database on each of the first n servers, and the
-// tables.
+// newWorld makes a topic, a database for each shard, and the tables. More shards
+// than servers share them.
 func newWorld(t *testing.T, shards int, opts ...option) *world {
 	t.Helper()
-	s := settings{partitions: 1, interval: "200ms", servers: shared.mysql[:shards]}
+	s := settings{partitions: 1, interval: "200ms", kafka: shared.kafka, mysql: shared.mysql[:]}
 	for _, o := range opts {
 		o(&s)
 	}
 	id := uuid.NewString()[:8]
-	w := &world{t: t, job: "job-" + id, topic: "in-" + id, partitions: s.partitions, dir: t.TempDir(), servers: s.servers, oracle: map[string]*big.Rat{}}
-	shared.kafka.CreateTopic(t, w.topic, s.partitions, map[string]string{"max.message.bytes": "4194304"})
-	w.producer = w.newProducer(shared.kafka)
-	w.admin = shared.kafka.Client(t)
+	w := &world{t: t, job: "job-" + id, topic: "in-" + id, partitions: s.partitions, kafka: s.kafka, oracle: map[string]*big.Rat{}}
+	w.dir = filepath.Join(t.ArtifactDir(), w.job)
+	if err := os.Mkdir(w.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	s.kafka.CreateTopic(t, w.topic, s.partitions, map[string]string{"max.message.bytes": "4194304"})
+	w.producer = w.newProducer(s.kafka)
+	w.admin = s.kafka.Client(t)
 
-	broker := shared.kafka.Addr()
+	broker := s.kafka.Addr()
 	if s.proxies {
 		w.kafkaProxy = proxy.KafkaFor(t, broker)
 		broker = w.kafkaProxy.Addr()
 	}
 	var list strings.Builder
-	for i, m := range w.servers {
+	for i := range shards {
+		m := s.mysql[i%len(s.mysql)]
+		w.servers = append(w.servers, m)
 		dsn := m.NewDatabase(t)
 		w.dsns = append(w.dsns, dsn)
 		if s.proxies {
@@ -134,7 +147,8 @@ first_start: true
 	return w
 }
 
-// at is the same database at another address.
+// at is the same database at another address; answerWithin 0 leaves the bound of an
+// answer as it is.
 func at(t *testing.T, dsn, addr string, answerWithin time.Duration) string {
 	t.Helper()
 	c, err := mysql.ParseDSN(dsn)
@@ -268,8 +282,8 @@ func (w *world) epochsOn(shard int, partition int32) (last int64) {
 	return last
 }
 
-// prepared returns, for each shard, how many prepared branches of this job its
-// server lists.
+// prepared returns, for each shard, how many prepared branches of this job and
+// of this shard its server lists.
 func (w *world) prepared() []int {
 	w.t.Helper()
 	var out []int
@@ -280,7 +294,7 @@ func (w *world) prepared() []int {
 		}
 		n := 0
 		for _, b := range w.servers[i].XABranches(w.t) {
-			if strings.HasPrefix(b.GTRID, ownerPrefix(w.job, set)) {
+			if strings.HasPrefix(b.GTRID, ownerPrefix(w.job, set)) && b.BQUAL == fmt.Sprintf("s%d", i) {
 				n++
 			}
 		}
