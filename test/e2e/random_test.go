@@ -469,8 +469,7 @@ func (m *many) checkLog(s *slot, p *process) {
 // evidence shows where everything stands, before the servers are removed.
 func (m *many) evidence() {
 	for p := range m.partitions {
-		state, err := m.transactionState(p)
-		m.say("lane %d: D %+v, its Kafka transaction is %s (%v)", p, m.decided(p), state, err)
+		m.say("lane %d: D %+v, its Kafka transaction is %s", p, m.decided(p), m.transaction(p).State)
 	}
 	for i := range m.shards {
 		m.say("shard %d: %d prepared, last epochs %v, locks:\n%s", i, m.prepared()[i], m.watcher.seen[i].lanes, strings.Join(m.locks(i), "\n"))

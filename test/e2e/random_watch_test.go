@@ -77,7 +77,7 @@ type epochSeen struct {
 }
 
 func newWatcher(l *randomLoad) *watcher {
-	w := &watcher{load: l, epochs: map[[2]int64]epochSeen{}, booked: map[string]int{}, moved: make([]time.Time, l.partitions)}
+	w := &watcher{randomLoad: l, epochs: map[[2]int64]epochSeen{}, booked: map[string]int{}, moved: make([]time.Time, l.partitions)}
 	for range l.shards {
 		w.seen = append(w.seen, shardSeen{lanes: make([]epochSeen, l.partitions), sums: sums{}, in: make([]int64, l.partitions)})
 	}
