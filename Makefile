@@ -31,7 +31,7 @@ test: ## all tests; the integration tests get their servers from scripts/testbed
 	$(GO) vet ./...
 	@$(MAKE) --no-print-directory test-unit
 	@env=$$(scripts/testbed --env) && eval "$$env" && packages=$$($(GO) list ./... | grep -E '$(ON_SERVERS)') && set -x && \
-	$(GO) test -count=1 -timeout 25m -p 1 -parallel 4 $(TESTFLAGS) $$packages
+	$(GO) test -count=1 -timeout 40m -p 1 -parallel 8 $(TESTFLAGS) $$packages
 
 test-unit: ## the tests that need no Docker, the rules of the repository among them
 	@$(need_go)

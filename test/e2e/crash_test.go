@@ -111,6 +111,7 @@ func decidedEventually(t *testing.T, w *world, seq int64) {
 // the row says of Kafka and MySQL, starts it again and compares every total
 // with the messages' own sums.
 func TestCrash(t *testing.T) {
+	t.Parallel()
 	for _, c := range crashes {
 		for _, shards := range c.shards {
 			t.Run(fmt.Sprintf("%s/%d shards", c.name, shards), func(t *testing.T) {

@@ -120,6 +120,7 @@ func endOf(t *testing.T, w *world) int64 {
 // decision or state topic makes a start wait, with a clear word in the log, and
 // never go on from older state; an aborted one is never read.
 func TestForeignTransactionsOnOwnTopics(t *testing.T) {
+	t.Parallel()
 	for _, topic := range []string{"decision", "state"} {
 		t.Run(topic, func(t *testing.T) {
 			t.Parallel()

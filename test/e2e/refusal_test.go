@@ -198,6 +198,7 @@ func chunkOfVersion(version uint16, bucketEnd time.Time) []byte {
 
 // TestRefusalsForGood: conditions that nobody can undo, each in a job of its own.
 func TestRefusalsForGood(t *testing.T) {
+	t.Parallel()
 	for _, c := range []refusedRow{
 		{reason: "partitions-changed", says: []string{"now has 2 partitions", "started with 1", "new topic"},
 			make: func(t *testing.T, w *world) {

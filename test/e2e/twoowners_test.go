@@ -21,6 +21,7 @@ import (
 // of its own, settles them. What the group's word cuts short here, TestStaleFence
 // sees to the end.
 func TestZombieTakesOverAgain(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		died    string
 		decided int64 // epochs that D is beyond those before
@@ -65,6 +66,7 @@ func TestZombieTakesOverAgain(t *testing.T) {
 // while the group still has it. The takeover fails, nothing on MySQL is touched
 // before it, and the next session settles what a dead owner has left.
 func TestStaleFence(t *testing.T) {
+	t.Parallel()
 	for _, point := range []string{"fenced:1", "decision-read:1"} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()
@@ -121,6 +123,7 @@ func (w *world) fence() {
 // is open, with D in it. It initialises no producer and ends no transaction
 // before it has found out: the owner's decision stands.
 func TestZombieHeal(t *testing.T) {
+	t.Parallel()
 	for _, point := range []string{"all-prepared:3", "before-end-txn:3", "end-txn-sent:4"} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()

@@ -103,6 +103,7 @@ func column(t *testing.T, q querier, query string) (values []string) {
 // its prepare and phase 2, other sessions of MySQL see nothing of it on any
 // shard; when it goes on they see all of it.
 func TestRowsAreNotSeenBeforeTheDecision(t *testing.T) {
+	t.Parallel()
 	for _, point := range []string{
 		"all-prepared:1",
 		"before-end-txn:1",

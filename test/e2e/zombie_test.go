@@ -70,6 +70,7 @@ var zombies = []zombie{
 // over unaided and goes on. Thawed, the zombie finds out and changes nothing,
 // the owner is not disturbed, and the zombie becomes a good member again.
 func TestZombie(t *testing.T) {
+	t.Parallel()
 	for i := range zombies {
 		z := &zombies[i]
 		t.Run(z.name, func(t *testing.T) {
