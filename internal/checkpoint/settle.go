@@ -138,10 +138,10 @@ func (y *settling) listed(i int, branches []GTRID) {
 func (y *settling) did(i int, g GTRID, v verdict) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
-	switch v {
-	case commitIt:
+	if v == commitIt {
 		y.shards[i].Committed = append(y.shards[i].Committed, g)
-	case rollBack:
+	}
+	if v == rollBack {
 		y.shards[i].RolledBack = append(y.shards[i].RolledBack, g)
 	}
 }

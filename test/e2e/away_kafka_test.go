@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -75,10 +76,11 @@ func brokerAway(t *testing.T, w *world, take, give func()) {
 	gave := time.Now()
 	w.again(0, ids[:50])
 	servers.Eventually(t, 3*time.Minute, func() error {
-		if n, err := w.accounted(); err != nil || n != w.sent {
-			return fmt.Errorf("%d of %d records accounted for (%v)", n, w.sent, err)
+		n, err := w.accounted()
+		if err == nil && n != w.sent {
+			err = fmt.Errorf("%d of %d records accounted for", n, w.sent)
 		}
-		return nil
+		return err
 	})
 	highest := s.peak()
 	t.Logf("memory: at most %d MiB, %d before; all accounted for %s after the broker", highest>>20, calm>>20, time.Since(gave).Round(100*time.Millisecond))
@@ -145,10 +147,11 @@ func TestHalfOpenKafka(t *testing.T) {
 		w.charge(0, 2000)
 		w.charge(1, 2000)
 		servers.Eventually(t, time.Minute, func() error {
-			if n, err := w.accounted(); err != nil || n == before {
-				return fmt.Errorf("nothing is in (%v)", err)
+			n, err := w.accounted()
+			if err == nil && n == before {
+				err = errors.New("nothing is in")
 			}
-			return nil
+			return err
 		})
 		w.kafkaProxy.BlackHole()
 		began := time.Now()
