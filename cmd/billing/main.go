@@ -104,8 +104,8 @@ func newRootCommand() *cobra.Command {
 and books each charge and credit exactly once in one or more MySQL databases.
 
 Answers go to stdout, errors to stderr. Exit codes: 0 done and right; 1 a
-difference was found (no command of this version); 2 wrong usage or configuration; 3 refused for safety;
-4 a server could not be reached or failed.
+difference was found; 2 wrong usage or configuration; 3 refused for safety; 4 a
+server could not be reached or failed.
 
 Every key of the configuration can also be given by an environment variable:
 BILLING_ and its path in upper case with _, such as BILLING_KAFKA_TOPIC; lists

@@ -33,6 +33,7 @@ type Metrics struct {
 // Gauges is the state of the service at one moment.
 type Gauges struct {
 	Lanes        []LaneGauges // those that are assigned
+	Member       bool         // the consumer group has us, and answers
 	InDoubt      int          // epochs between their barrier and their last commit
 	DedupEntries int64        // of all lanes of this process
 	DedupLimit   int64        // dedup.max_ids
@@ -46,6 +47,7 @@ type LaneGauges struct {
 	Lag       int64         // offsets that are not decided
 	Age       time.Duration // of the largest event time that is decided, while there is lag
 	AgeKnown  bool
+	LagKnown  bool
 	Decided   time.Time // when a decision last moved the lane
 }
 
@@ -55,6 +57,7 @@ var (
 	phaseNames = []string{"prepare", "decide", "commit"}
 	settleEnds = []string{"committed", "rolled_back"}
 	nets       = []string{"sweep", "ledger", "compare-and-set", "epoch-key", "row-read-back", "offset-expired"}
+	waitSteps  = []string{"S4", "sweep", "C3", "C4 to C7", "C8", "C9"}
 	finishedBy = []string{"checkpoint", "recovery"}
 )
 
@@ -134,6 +137,9 @@ func NewMetrics(gauges func() Gauges, shards []string) *Metrics {
 	for _, by := range finishedBy {
 		m.epochs.WithLabelValues(by)
 	}
+	for _, s := range waitSteps {
+		m.waits.WithLabelValues(s)
+	}
 	for _, n := range nets {
 		m.nets.WithLabelValues(n)
 	}
@@ -208,7 +214,7 @@ func (m *Metrics) KafkaRefused(n int) {
 type gaugeCollector struct {
 	ask func() Gauges
 
-	lanes, stopped, inDoubt, entries, limit, lag, age, decided *prometheus.Desc
+	member, lanes, stopped, inDoubt, entries, limit, lag, age, decided *prometheus.Desc
 }
 
 func newGaugeCollector(ask func() Gauges) *gaugeCollector {
@@ -217,12 +223,13 @@ func newGaugeCollector(ask func() Gauges) *gaugeCollector {
 	}
 	return &gaugeCollector{
 		ask:     ask,
+		member:  desc("billing_group_member", "1 while the consumer group has this instance and answers it, else 0."),
 		lanes:   desc("billing_lanes", "Assigned lanes by state.", "state"),
 		stopped: desc("billing_lane_stopped", "1 for a lane that is stopped or paused, with the reason.", "partition", "reason"),
 		inDoubt: desc("billing_in_doubt", "Epochs of this process between their barrier and their last commit; also those whose session has ended, until the next one has recovered."),
 		entries: desc("billing_dedup_entries", "Ids remembered by all lanes of this process."),
 		limit:   desc("billing_dedup_entries_limit", "Ids at which lanes pause (dedup.max_ids)."),
-		lag:     desc("billing_lag_records", "Offsets of the lane's partition that are not decided.", "partition"),
+		lag:     desc("billing_lag_records", "Offsets of the lane's partition that are not decided. Missing while unknown: before a lane's first session.", "partition"),
 		age:     desc("billing_lag_seconds", "Lag in event time: age of the largest event time that is decided while there are offsets that are not, else 0. Missing while unknown.", "partition"),
 		decided: desc("billing_last_decision_timestamp_seconds", "When a decision last moved the lane, or the lane was assigned, in seconds since 1970.", "partition"),
 	}
@@ -230,7 +237,7 @@ func newGaugeCollector(ask func() Gauges) *gaugeCollector {
 
 // Describe implements prometheus.Collector.
 func (c *gaugeCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.lanes, c.stopped, c.inDoubt, c.entries, c.limit, c.lag, c.age, c.decided} {
+	for _, d := range []*prometheus.Desc{c.member, c.lanes, c.stopped, c.inDoubt, c.entries, c.limit, c.lag, c.age, c.decided} {
 		ch <- d
 	}
 }
@@ -248,7 +255,9 @@ func (c *gaugeCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, l := range g.Lanes {
 		count[l.State]++
 		partition := strconv.FormatInt(int64(l.Partition), 10)
-		gauge(c.lag, float64(l.Lag), partition)
+		if l.LagKnown {
+			gauge(c.lag, float64(l.Lag), partition)
+		}
 		if l.AgeKnown {
 			gauge(c.age, l.Age.Seconds(), partition)
 		}
@@ -262,6 +271,11 @@ func (c *gaugeCollector) Collect(ch chan<- prometheus.Metric) {
 	for s, n := range count {
 		gauge(c.lanes, float64(n), s)
 	}
+	member := 0.0
+	if g.Member {
+		member = 1
+	}
+	gauge(c.member, member)
 	gauge(c.inDoubt, float64(g.InDoubt))
 	gauge(c.entries, float64(g.DedupEntries))
 	gauge(c.limit, float64(g.DedupLimit))

@@ -55,6 +55,8 @@ func TestMetricsExistBeforeAnythingHappens(t *testing.T) {
 		`billing_takeovers_total 0`,
 		`billing_restore_seconds_count 0`,
 		`billing_in_doubt 0`,
+		`billing_group_member 0`,
+		`billing_waits_total{step="S4"} 0`,
 		`billing_dedup_entries 0`,
 		`billing_dedup_entries_limit 9`,
 		`billing_connections_refused_total{server="shard eu-1",why="read-only"} 0`,
@@ -65,10 +67,10 @@ func TestMetricsExistBeforeAnythingHappens(t *testing.T) {
 func TestMetricsTellWhatHappened(t *testing.T) {
 	g := Gauges{
 		Lanes: []LaneGauges{
-			{Partition: 0, State: "running", Lag: 5, Age: 90 * time.Second, AgeKnown: true, Decided: time.Unix(1_700_000_000, 500_000_000)},
-			{Partition: 7, State: "stopped", Reason: "lost-epoch", Lag: 12},
+			{Partition: 0, State: "running", Lag: 5, LagKnown: true, Age: 90 * time.Second, AgeKnown: true, Decided: time.Unix(1_700_000_000, 500_000_000)},
+			{Partition: 7, State: "stopped", Reason: "lost-epoch", Lag: 12, LagKnown: true},
 		},
-		InDoubt: 1, DedupEntries: 4, DedupLimit: 9,
+		Member: true, InDoubt: 1, DedupEntries: 4, DedupLimit: 9,
 	}
 	m := NewMetrics(func() Gauges { return g }, []string{"eu-1"})
 	m.Committed(10, 3, 2, 1, false)
@@ -109,6 +111,7 @@ func TestMetricsTellWhatHappened(t *testing.T) {
 		`billing_connections_refused_total{server="kafka",why="unreachable"} 3`,
 		`billing_last_decision_timestamp_seconds{partition="0"} 1.7000000005e+09`,
 		`billing_in_doubt 1`,
+		`billing_group_member 1`,
 		`billing_dedup_entries 4`,
 	)
 	if strings.Contains(text, `billing_last_decision_timestamp_seconds{partition="7"}`) {

@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -26,27 +28,41 @@ type view struct {
 	waiting  atomic.Pointer[string] // for a server at the start
 
 	mu    sync.Mutex
-	waits map[string]string // by lane: the last answer that was not what was asked for; "" once the lane goes on
+	waits map[string]waited // by lane
 }
+
+// waited is the last answer of a server that was not what a lane asked for.
+type waited struct {
+	why  string
+	when time.Time
+}
+
+// waitCounts is for how long it explains what the lane does: who still waits
+// says so again within it.
+const waitCounts = 30 * time.Second
 
 // wait notes why a lane asks again; "" that it goes on.
 func (v *view) wait(lane checkpoint.Lane, why string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.waits == nil {
-		v.waits = map[string]string{}
+		v.waits = map[string]waited{}
 	}
 	if why == "" {
 		delete(v.waits, lane.String())
 		return
 	}
-	v.waits[lane.String()] = why
+	v.waits[lane.String()] = waited{why, time.Now()}
 }
 
 func (v *view) waitOf(lane checkpoint.Lane) string {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.waits[lane.String()]
+	w := v.waits[lane.String()]
+	if time.Since(w.when) > waitCounts {
+		return ""
+	}
+	return w.why
 }
 
 func (v *view) status() []pipeline.Status {
@@ -103,7 +119,11 @@ func laneHealth(s *pipeline.Status, wait string) admin.Lane {
 
 // why is what is known of a lane that does not work.
 func why(s *pipeline.Status, wait string) string {
-	for _, w := range []string{s.Message, wait, s.LastError} {
+	order := []string{s.Message, wait, s.LastError}
+	if s.State == pipeline.Recovering {
+		order = []string{wait, s.Message, s.LastError} // what it waits for now, before why the last session ended
+	}
+	for _, w := range order {
 		if w != "" {
 			return w
 		}
@@ -170,10 +190,17 @@ func (v *view) ready() (bool, string) {
 }
 
 func (v *view) gauges() Gauges {
-	g := Gauges{DedupLimit: v.limit}
-	now := time.Now()
-	for _, s := range v.status() {
-		l := LaneGauges{Partition: s.Lane.Partition, State: string(s.State), Reason: s.Reason, Lag: s.Behind(), Decided: s.Moved}
+	g := gaugesOf(v.status(), v.limit, time.Now())
+	if k := v.kafka.Load(); k != nil {
+		g.Member = k.Joined() && v.groupProblem() == ""
+	}
+	return g
+}
+
+func gaugesOf(lanes []pipeline.Status, limit int64, now time.Time) Gauges {
+	g := Gauges{DedupLimit: limit}
+	for _, s := range lanes {
+		l := LaneGauges{Partition: s.Lane.Partition, State: string(s.State), Reason: s.Reason, Lag: s.Behind(), LagKnown: s.Known(), Decided: s.Moved}
 		if age, known := s.Age(now); known {
 			l.Age, l.AgeKnown = age, true
 		}
@@ -190,7 +217,7 @@ func (v *view) gauges() Gauges {
 // takeover tells its story in five lines: what was decided, what was in doubt,
 // what was done, what was restored, and that the lane runs (which the lane says).
 func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
-	said := &throttle{every: 10 * time.Second, last: map[string]time.Time{}}
+	away := &outages{servers: map[string]*outage{}}
 	about := func(at checkpoint.At) *slog.Logger {
 		return log.With("lane", at.Lane.String(), "incarnation", at.Incarnation, "seq", at.Seq)
 	}
@@ -205,7 +232,13 @@ func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
 				"found_incarnation", d.Incarnation, "found_build", d.Build)
 		},
 		InDoubt: func(at checkpoint.At, shards []checkpoint.ShardBranches) {
-			about(at).Info("in doubt", "branches", perShard(shards, func(s *checkpoint.ShardBranches) string { return branchNames(s.InDoubt) }))
+			msg := "nothing in doubt"
+			for i := range shards {
+				if len(shards[i].InDoubt) > 0 {
+					msg = "in doubt"
+				}
+			}
+			about(at).Info(msg, "branches", perShard(shards, func(s *checkpoint.ShardBranches) string { return branchNames(s.InDoubt) }))
 		},
 		Settled: func(at checkpoint.At, shards []checkpoint.ShardBranches, took time.Duration, err error) {
 			committed, rolledBack := 0, 0
@@ -215,10 +248,14 @@ func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
 			}
 			m.Settled(committed, rolledBack)
 			level, msg := slog.LevelInfo, "settled"
-			if err != nil {
-				level, msg = slog.LevelWarn, "not settled" // why, the end of the session says
-			} else {
+			switch {
+			case err == nil:
 				v.wait(at.Lane, "")
+				away.answers(log, shardPrefix)
+			case errors.Is(err, checkpoint.ErrSuperseded), errors.Is(err, checkpoint.ErrNotAssigned):
+				msg = "not settled" // it is the next owner's
+			default:
+				level, msg = slog.LevelWarn, "not settled" // why, the end of the session says
 			}
 			about(at).Log(context.Background(), level, msg, "branches", perShard(shards, done), "took", took.Round(time.Millisecond))
 		},
@@ -229,6 +266,11 @@ func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
 		Phase: func(at checkpoint.At, phase string, took time.Duration) {
 			m.Phase(phase, took)
 			v.wait(at.Lane, "")
+			if phase == "decide" {
+				away.answers(log, brokers)
+			} else {
+				away.answers(log, shardPrefix)
+			}
 		},
 		Committed: func(lane checkpoint.Lane, d checkpoint.Decision, c checkpoint.Counts, recovered bool) {
 			m.Committed(c.Applied, c.Duplicates, c.Conflicts, c.Rejected, recovered)
@@ -241,9 +283,12 @@ func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
 		Waiting: func(at checkpoint.At, step, what string, err error) {
 			m.Waiting(step)
 			v.wait(at.Lane, what+": "+err.Error())
-			if said.ok(at.Lane.String() + step + what) {
-				about(at).Warn("waiting", "step", step, "what", what, "err", err)
+			// A server that is away keeps every lane waiting: one of them says so.
+			level := slog.LevelDebug
+			if away.waits(serverOf(what)) {
+				level = slog.LevelWarn
 			}
+			about(at).Log(context.Background(), level, "waiting", "step", step, "what", what, "err", err)
 		},
 		Net: func(at checkpoint.At, net string, err error) {
 			m.Net(net)
@@ -256,7 +301,7 @@ func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
 func perShard(shards []checkpoint.ShardBranches, say func(*checkpoint.ShardBranches) string) string {
 	parts := make([]string, len(shards))
 	for i := range shards {
-		what := "no answer"
+		what := "not asked"
 		if shards[i].Answered {
 			what = say(&shards[i])
 		}
@@ -273,6 +318,12 @@ func done(s *checkpoint.ShardBranches) string {
 	}
 	if len(s.RolledBack) > 0 {
 		parts = append(parts, "rolled back "+branchNames(s.RolledBack))
+	}
+	left := slices.DeleteFunc(slices.Clone(s.InDoubt), func(g checkpoint.GTRID) bool {
+		return slices.Contains(s.Committed, g) || slices.Contains(s.RolledBack, g)
+	})
+	if len(left) > 0 {
+		parts = append(parts, "not ended by us: "+branchNames(left))
 	}
 	if len(parts) == 0 {
 		return "nothing to do"
@@ -300,33 +351,77 @@ func branchName(g checkpoint.GTRID) string {
 	return fmt.Sprintf("epoch %d of incarnation %d", n.Seq, n.Incarnation)
 }
 
-// throttle lets one line of a kind through in a while.
-type throttle struct {
-	every time.Duration
-	mu    sync.Mutex
-	last  map[string]time.Time
+const (
+	shardPrefix = "shard "
+	brokers     = "the brokers"
+)
+
+// serverOf is the server that a lane waits for, by what it waits for.
+func serverOf(what string) string {
+	if i := strings.LastIndex(what, shardPrefix); i >= 0 {
+		return what[i:]
+	}
+	return brokers
 }
 
-func (t *throttle) ok(kind string) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
+// outages are the servers that lanes wait for.
+type outages struct {
+	mu      sync.Mutex
+	servers map[string]*outage
+}
+
+type outage struct{ since, said time.Time }
+
+// sayEvery is how often the log says that a server is waited for.
+const sayEvery = 10 * time.Second
+
+// waits notes that a lane waits for a server, and reports whether to say so.
+func (o *outages) waits(server string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	now := time.Now()
-	if now.Sub(t.last[kind]) < t.every {
+	s := o.servers[server]
+	if s == nil {
+		s = &outage{since: now}
+		o.servers[server] = s
+	}
+	if now.Sub(s.said) < sayEvery {
 		return false
 	}
-	if len(t.last) > 10_000 { // kinds name branches: do not keep them for ever
-		clear(t.last)
-	}
-	t.last[kind] = now
+	s.said = now
 	return true
+}
+
+// answers says of the servers whose name begins so that they answer again.
+func (o *outages) answers(log *slog.Logger, prefix string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for server, s := range o.servers {
+		if strings.HasPrefix(server, prefix) {
+			log.Info("answers again", "server", server, "after", time.Since(s.since).Round(time.Millisecond))
+			delete(o.servers, server)
+		}
+	}
 }
 
 // newLogger is the log as the configuration wants it.
 func newLogger(w io.Writer, c *config.Config) *slog.Logger {
 	level := map[string]slog.Level{"debug": slog.LevelDebug, "warn": slog.LevelWarn, "error": slog.LevelError}[c.Log.Level] // else info, which is 0
-	opts := &slog.HandlerOptions{Level: level}
+	opts := &slog.HandlerOptions{Level: level, ReplaceAttr: plain}
 	if c.Log.Format == "json" {
 		return slog.New(slog.NewJSONHandler(w, opts))
 	}
 	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// plain makes values readable in both formats: durations with their unit, and
+// errors in one line.
+func plain(_ []string, a slog.Attr) slog.Attr {
+	if a.Value.Kind() == slog.KindDuration {
+		return slog.String(a.Key, a.Value.Duration().String())
+	}
+	if err, ok := a.Value.Any().(error); ok {
+		return slog.String(a.Key, strings.ReplaceAll(err.Error(), "\n", "; "))
+	}
+	return a
 }

@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"errors"
 	"log/slog"
+	"reflect"
 	"regexp"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"billing/cmd/billing/config"
@@ -68,23 +70,21 @@ func TestTakeoverTellsItsStory(t *testing.T) {
 	at := checkpoint.At{Lane: lane, Incarnation: 8, Seq: 41}
 	d := checkpoint.Decision{Incarnation: 7, Seq: 41, GTRID: gtrid("07", "29"), Next: 900, Build: "v1", Count: 5}
 	l.TakenOver(at, d)
-	l.InDoubt(at, []checkpoint.ShardBranches{
-		{Shard: "a", Answered: true, InDoubt: []checkpoint.GTRID{gtrid("07", "29"), gtrid("06", "29")}},
-		{Shard: "b", Answered: true},
-	})
+	prepared := []checkpoint.GTRID{gtrid("07", "29"), gtrid("06", "29")}
+	l.InDoubt(at, []checkpoint.ShardBranches{{Shard: "a", Answered: true, InDoubt: prepared}, {Shard: "b", Answered: true}})
 	settled := []checkpoint.ShardBranches{
-		{Shard: "a", Answered: true, Committed: []checkpoint.GTRID{gtrid("07", "29")}, RolledBack: []checkpoint.GTRID{gtrid("06", "29")}},
+		{Shard: "a", Answered: true, InDoubt: prepared, Committed: []checkpoint.GTRID{gtrid("07", "29")}, RolledBack: []checkpoint.GTRID{gtrid("06", "29")}},
 		{Shard: "b", Answered: true},
 	}
 	l.Settled(at, settled, time.Second, nil)
 	l.Restored(lane, checkpoint.Decision{Incarnation: 8, Seq: 41, Count: 5}, 2, time.Millisecond)
-	settled[1].Answered = false
+	settled[0].RolledBack, settled[1].Answered = nil, false
 	l.Settled(at, settled, time.Second, errors.New("shard b does not answer"))
 	want := `level=INFO msg="lane taken over" lane=in/3 incarnation=8 seq=41 decided="epoch 41 of incarnation 7" next_offset=900 found_incarnation=7 found_build=v1
 level=INFO msg="in doubt" lane=in/3 incarnation=8 seq=41 branches="a: epoch 41 of incarnation 7, epoch 41 of incarnation 6; b: nothing"
 level=INFO msg=settled lane=in/3 incarnation=8 seq=41 branches="a: committed epoch 41 of incarnation 7, rolled back epoch 41 of incarnation 6; b: nothing to do" took=1s
 level=INFO msg="dedup state restored" lane=in/3 incarnation=8 seq=41 ids=5 chunks=2 took=1ms
-level=WARN msg="not settled" lane=in/3 incarnation=8 seq=41 branches="a: committed epoch 41 of incarnation 7, rolled back epoch 41 of incarnation 6; b: no answer" took=1s
+level=WARN msg="not settled" lane=in/3 incarnation=8 seq=41 branches="a: committed epoch 41 of incarnation 7, not ended by us: epoch 41 of incarnation 6; b: not asked" took=1s
 `
 	if out.String() != want {
 		t.Errorf("the log is\n%s\nwant\n%s", &out, want)
@@ -94,19 +94,94 @@ level=WARN msg="not settled" lane=in/3 incarnation=8 seq=41 branches="a: committ
 // TestLogIsAsConfigured: level and format.
 func TestLogIsAsConfigured(t *testing.T) {
 	for _, c := range []struct{ level, format, want string }{
-		{"debug", "text", "level=DEBUG msg=a\nlevel=INFO msg=b\nlevel=WARN msg=c\nlevel=ERROR msg=d\n"},
-		{"info", "text", "level=INFO msg=b\nlevel=WARN msg=c\nlevel=ERROR msg=d\n"},
-		{"warn", "text", "level=WARN msg=c\nlevel=ERROR msg=d\n"},
-		{"error", "json", `"level":"ERROR","msg":"d"}` + "\n"},
+		{"debug", "text", "level=DEBUG msg=a\nlevel=INFO msg=b\nlevel=WARN msg=c\nlevel=ERROR msg=d err=\"x; y\" took=1.5s\n"},
+		{"info", "text", "level=INFO msg=b\nlevel=WARN msg=c\nlevel=ERROR msg=d err=\"x; y\" took=1.5s\n"},
+		{"warn", "text", "level=WARN msg=c\nlevel=ERROR msg=d err=\"x; y\" took=1.5s\n"},
+		{"error", "json", `"level":"ERROR","msg":"d","err":"x; y","took":"1.5s"}` + "\n"},
 	} {
 		var out bytes.Buffer
 		log := newLogger(&out, &config.Config{Log: config.Log{Level: c.level, Format: c.format}})
 		log.Debug("a")
 		log.Info("b")
 		log.Warn("c")
-		log.Error("d")
+		log.Error("d", "err", errors.Join(errors.New("x"), errors.New("y")), "took", 1500*time.Millisecond)
+		if strings.Contains(out.String(), "\\n") {
+			t.Errorf("an error of two lines: %s", &out)
+		}
 		if got := regexp.MustCompile(`time=\S+ |\{"time":"[^"]*",`).ReplaceAllString(out.String(), ""); got != c.want {
 			t.Errorf("%s, %s: the log is\n%s\nwant\n%s", c.level, c.format, got, c.want)
 		}
 	}
+}
+
+// TestGaugesOfLanes: what is scraped is what the lanes say of themselves.
+func TestGaugesOfLanes(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	ago := func(d time.Duration) time.Time { return now.Add(-d) }
+	got := gaugesOf([]pipeline.Status{ // all but the last have had a session
+		{Lane: checkpoint.Lane{Partition: 0}, Incarnation: 1, State: pipeline.Running, Next: 10, End: 10, StreamTime: ago(time.Hour), Moved: ago(time.Minute), IDs: 3},
+		{Lane: checkpoint.Lane{Partition: 1}, Incarnation: 1, State: pipeline.Running, Next: 10, End: 17, StreamTime: ago(time.Hour), InDoubt: true, IDs: 4},
+		{Lane: checkpoint.Lane{Partition: 2}, Incarnation: 1, State: pipeline.Stopped, Reason: checkpoint.ReasonLostEpoch, Next: 10, End: 17}, // nothing booked yet
+		{Lane: checkpoint.Lane{Partition: 3}, Incarnation: 1, State: pipeline.Recovering, End: -1, InDoubt: true},                             // heard of no end yet
+		{Lane: checkpoint.Lane{Partition: 4}, Incarnation: 1, State: pipeline.Running, Next: 10, End: 17, StreamTime: now.Add(time.Minute)},   // a clock ahead
+		{Lane: checkpoint.Lane{Partition: 5}, State: pipeline.Stopped, Reason: checkpoint.ReasonOffsetReset, End: 17},
+	}, 99, now)
+	want := Gauges{InDoubt: 2, DedupEntries: 7, DedupLimit: 99, Lanes: []LaneGauges{
+		{Partition: 0, State: "running", AgeKnown: true, LagKnown: true, Decided: ago(time.Minute)},
+		{Partition: 1, State: "running", Lag: 7, LagKnown: true, Age: time.Hour, AgeKnown: true},
+		{Partition: 2, State: "stopped", Reason: checkpoint.ReasonLostEpoch, Lag: 7, LagKnown: true},
+		{Partition: 3, State: "recovering"},
+		{Partition: 4, State: "running", Lag: 7, LagKnown: true, AgeKnown: true},
+		{Partition: 5, State: "stopped", Reason: checkpoint.ReasonOffsetReset, Lag: 17},
+	}}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+}
+
+// TestWaitsAreForgotten: an answer of long ago explains nothing.
+func TestWaitsAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		v, lane := &view{}, checkpoint.Lane{Topic: "in"}
+		v.wait(lane, "shard a does not answer")
+		if got := v.waitOf(lane); got != "shard a does not answer" {
+			t.Errorf("at once: %q", got)
+		}
+		<-time.After(waitCounts + time.Second)
+		if got := v.waitOf(lane); got != "" {
+			t.Errorf("later: %q", got)
+		}
+	})
+}
+
+// TestAServerThatIsAwayIsSaidOnce: not by each lane, and when it is back.
+func TestAServerThatIsAwayIsSaidOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		l := listener(NewMetrics(func() Gauges { return Gauges{} }, nil), &view{}, slog.New(slog.NewTextHandler(&out, nil)))
+		at := func(partition int32) checkpoint.At {
+			return checkpoint.At{Lane: checkpoint.Lane{Topic: "in", Partition: partition}, Incarnation: 2, Seq: 9}
+		}
+		for range 21 { // 0 to 20 s
+			for p := range int32(4) {
+				l.Waiting(at(p), "C8", "commit the decided epoch on shard a", errors.New("refused"))
+				l.Waiting(at(p), "sweep", "list prepared branches on shard a", errors.New("refused"))
+				l.Waiting(at(p), "C4 to C7", "the decision's Kafka transaction", errors.New("no answer"))
+			}
+			<-time.After(time.Second)
+		}
+		for text, want := range map[string]int{"level=WARN msg=waiting lane=in/0 incarnation=2 seq=9 step=C8": 3, "step=\"C4 to C7\"": 3, "msg=waiting": 6, "answers again": 0} {
+			if got := strings.Count(out.String(), text); got != want {
+				t.Errorf("%q is said %d times, want %d:\n%s", text, got, want, &out)
+			}
+		}
+		l.Phase(at(0), "commit", time.Second)
+		if got := out.String(); strings.Count(got, "answers again") != 1 || !strings.Contains(got, `msg="answers again" server="shard a" after=21s`) {
+			t.Errorf("the shard is back:\n%s", got)
+		}
+		l.Phase(at(0), "decide", time.Second)
+		if got := out.String(); !strings.Contains(got, `msg="answers again" server="the brokers"`) {
+			t.Errorf("the brokers are back:\n%s", got)
+		}
+	})
 }

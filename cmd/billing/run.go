@@ -75,7 +75,13 @@ Refusals that --accept REASON:WHAT overrides, each for one start:
 			if err != nil {
 				return &usageError{err}
 			}
-			return runService(cmd.Context(), c, accepts, logger)
+			err = runService(cmd.Context(), c, accepts, logger)
+			if err != nil && c.Log.Format == "json" {
+				// Who collects objects gets the last line as one too.
+				logger.Error("the service ends", "err", err)
+				return &reportedError{err}
+			}
+			return err
 		},
 	}
 	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT` (may be repeated)")
@@ -197,6 +203,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 		return err
 	}
 	if ctx.Err() != nil {
+		log.Info("stopped")
 		return nil
 	}
 
@@ -221,6 +228,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 		StoppedRetry: stoppedRetry, IdleMove: idleMove,
 		Now: time.Now, UnknownFields: metrics.UnknownFields, Logger: log,
 	})
+	log.Info("servers checked, joining the consumer group", "group", c.Job, "partitions", input.Partitions)
 	lanes.Bind(source{kafka})
 	view.lanes.Store(lanes)
 	view.kafka.Store(kafka)
@@ -233,6 +241,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	changed := make(chan error, 1)
 	beside.Go(func() { reach(group, kafka, lanes) })
 	beside.Go(func() { watch(group, kafka, job, changed) })
+	beside.Go(func() { standstill(group, log) })
 
 	var fatal error
 	select {
@@ -261,10 +270,18 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	lanes.Drain(grace)
 	leave()
 	<-left //nolint:errcheck // a group that was left has nothing to say any more
-	if fatal == nil {
-		log.Info("stopped")
+	if fatal != nil {
+		return fatal
 	}
-	return fatal
+	select { // it came together with the signal, or while the lanes ended
+	case refused := <-lanes.Fatal():
+		log.Error("the next start will be refused", "err", refused)
+	case refused := <-changed:
+		log.Error("the next start will be refused", "err", refused)
+	default:
+	}
+	log.Info("stopped")
+	return nil
 }
 
 func shardNames(c *config.Config) (names []string) {
@@ -302,6 +319,27 @@ func watch(ctx context.Context, kafka *consume.Client, job *checkpoint.Job, chan
 			changed <- err
 			return
 		}
+	}
+}
+
+// stoodStill is how long a process must have stood still for it to be said.
+const stoodStill = 5 * time.Second
+
+// standstill says that the process was stopped or starved, until ctx ends: its
+// lanes are then perhaps somebody else's, and nothing else tells why.
+func standstill(ctx context.Context, log *slog.Logger) {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for last := time.Now(); ; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if d := time.Since(last); d > stoodStill {
+			log.Warn("this process stood still: stopped, or without processor time", "for", d.Round(time.Second))
+		}
+		last = time.Now()
 	}
 }
 

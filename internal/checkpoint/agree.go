@@ -57,7 +57,7 @@ func (s *Session) agree(ctx context.Context, r *Read) (Decision, error) {
 func partitionsChanged(lane Lane, now, then int32) *Refusal {
 	return &Refusal{Scope: EndsProcess, Reason: ReasonPartitionsChanged, What: lane.String(),
 		Wrong: fmt.Sprintf("topic %s now has %d partitions, the job was started with %d: keys have moved between lanes, and with them the ids to compare with", lane.Topic, now, then),
-		Next:  "stop the producers; drain, write to a new topic with the new count, and start a new job on it; see the runbook"}
+		Next:  "stop the producers, and start a new job, with databases of its own, on a new topic with what is not billed yet; see the runbook"}
 }
 
 func topicRecreated(lane Lane, now, then UUID) *Refusal {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"billing/internal/failpoint"
@@ -119,6 +120,7 @@ func (s *Session) decide(ctx context.Context, d *Decision, chunks []Chunk) error
 	budget := s.job.Limits.Transaction * 2 / 3 // C4 and C5; the rest is for EndTxn to arrive
 	wctx, cancel := context.WithTimeout(ctx, budget)
 	defer cancel()
+	defer s.slow(ctx, d, "C4 to C7", "the decision's Kafka transaction")()
 
 	if err := s.owner.Begin(); err != nil {
 		return fmt.Errorf("begin: %w", err)
@@ -226,6 +228,7 @@ func (s *Session) prepareAll(ctx context.Context, d *Decision, e *Epoch) error {
 		}
 		pctx, cancel := context.WithTimeout(ctx, s.job.Limits.Prepare)
 		defer cancel()
+		defer s.slow(pctx, d, "C3", "prepare on shard "+shard.Name())()
 		if err := shard.Prepare(pctx, b); err != nil {
 			return fmt.Errorf("shard %s: %w", shard.Name(), err)
 		}
@@ -252,7 +255,7 @@ func (s *Session) rollbackAll(ctx context.Context, d *Decision) {
 		return nil
 	})
 	if err != nil {
-		s.waiting(rctx, d, "C9", "roll back "+string(d.GTRID), err)
+		s.waiting(rctx, d, "C9", "roll back the epoch", err)
 	}
 }
 
@@ -298,7 +301,7 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 	for try := 0; ; try++ {
 		err := s.xaCommit(ctx, i, shard, d.GTRID, false)
 		if err != nil && !errors.Is(err, ErrNotListed) {
-			s.waiting(ctx, d, "C8", "commit "+string(d.GTRID)+" on shard "+shard.Name(), err)
+			s.waiting(ctx, d, "C8", "commit the decided epoch on shard "+shard.Name(), err)
 		}
 		row, ok, rerr := shard.EpochRow(ctx, s.lane, d.Seq)
 		if r := AsRefusal(errors.Join(err, rerr)); r != nil {
@@ -388,5 +391,29 @@ func (s *Session) net(d *Decision, name string, err error) {
 func (s *Session) waiting(ctx context.Context, d *Decision, step, what string, err error) {
 	if f := s.job.Listener.Waiting; f != nil && !errors.Is(ctx.Err(), context.Canceled) {
 		f(s.at(d), step, what, err)
+	}
+}
+
+// slowAfter is when a call that has not returned is told of, and how often.
+const slowAfter = 5 * time.Second
+
+// slow tells that a call does not return, until the function that it gives is
+// called: health has a reason long before the call's bound.
+func (s *Session) slow(ctx context.Context, d *Decision, step, what string) (done func()) {
+	tell := s.job.Listener.Waiting
+	if tell == nil {
+		return func() {}
+	}
+	at, begun := s.at(d), time.Now()
+	ctx, cancel := context.WithCancel(ctx)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for pause(ctx, slowAfter) == nil {
+			tell(at, step, what, fmt.Errorf("no answer for %s", time.Since(begun).Round(time.Second)))
+		}
+	})
+	return func() {
+		cancel()
+		wg.Wait()
 	}
 }

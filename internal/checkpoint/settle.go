@@ -281,6 +281,9 @@ func (s *Session) Sweep(ctx context.Context) (err error) {
 }
 
 func (s *Session) sweepOnce(ctx context.Context, i int, shard Shard) error {
+	if !s.assigned() {
+		return nil // invariant 9; the group will tell, or the next checkpoint finds out
+	}
 	// The order of these two reads matters. D is read before the list: if D
 	// moves on in between, our branch of the new epoch is judged by the old D,
 	// has our own incarnation and is left alone.
@@ -305,7 +308,7 @@ func (s *Session) sweepOnce(ctx context.Context, i int, shard Shard) error {
 			return err
 		case errors.Is(err, ErrNotListed):
 		case err != nil:
-			s.waiting(ctx, d, "sweep", "on shard "+shard.Name(), err)
+			s.waiting(ctx, d, "sweep", "end a branch on shard "+shard.Name(), err)
 		case v == commitIt || v == rollBack:
 			s.net(d, "sweep", fmt.Errorf("shard %s: branch %s: committed %t, rolled back %t", shard.Name(), g, v == commitIt, v == rollBack))
 		}

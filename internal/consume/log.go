@@ -1,7 +1,6 @@
 package consume
 
 import (
-	"context"
 	"log/slog"
 	"strings"
 	"sync"
@@ -39,11 +38,8 @@ func (l *clientLogger) Log(level kgo.LogLevel, msg string, keyvals ...any) {
 	if level > kgo.LogLevelWarn || !l.due(msg) {
 		return
 	}
-	to := slog.LevelWarn
-	if level == kgo.LogLevelError {
-		to = slog.LevelError
-	}
-	l.log.Log(context.Background(), to, "kafka: "+msg, keyvals...)
+	// Its errors too: what a lane or an operator has to do about it, others say.
+	l.log.Warn("kafka: "+msg, keyvals...)
 }
 
 // due reports whether the line was not written for a while, and notes it.

@@ -48,6 +48,9 @@ type retried struct {
 	// be too slow for all of them. It grows again with each one that succeeds; 0
 	// is the configured bound.
 	maxRecords int64
+	// So many records went through in one epoch: no more than that are no reason
+	// to halve at the first time-out.
+	fits int64
 }
 
 func newLane(p *Pipeline, partition int32) *lane {

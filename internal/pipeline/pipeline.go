@@ -127,7 +127,7 @@ func (p *Pipeline) Lost(partitions []int32) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	p.release(ctx, p.take(partitions))
-	p.cfg.Logger.Warn("lanes lost: the group has thrown this instance out", "partitions", partitions)
+	p.cfg.Logger.Warn("lanes lost: the group did not hear from this instance, or this instance not from the group", "partitions", partitions)
 }
 
 // Drain lets go of all lanes, as Revoked does, and starts none any more.

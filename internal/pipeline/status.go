@@ -46,13 +46,19 @@ type Status struct {
 // Behind is the number of offsets that are not decided; 0 when unknown.
 func (s *Status) Behind() int64 { return max(0, s.End-s.Next) }
 
+// Known reports whether Behind is known: a session has begun, and the partition's
+// end was heard of.
+func (s *Status) Known() bool { return s.Incarnation > 0 && s.End >= 0 }
+
 // Age is how far the lane is behind in event time: the age of the largest event
 // time that is decided while there are offsets that are not, else 0. It is not
 // known before the first decision.
 func (s *Status) Age(now time.Time) (age time.Duration, known bool) {
 	switch {
+	case !s.Known():
+		return 0, false
 	case s.Behind() == 0:
-		return 0, s.End >= 0
+		return 0, true
 	case s.StreamTime.IsZero():
 		return 0, false
 	}

@@ -237,10 +237,10 @@ func (w *work) tell() {
 		w.waiting = over
 		if over {
 			msg := fmt.Sprintf("this instance holds %d ids, dedup.max_ids allows %d. Next step: raise it (about 60 bytes of memory an id), or add instances", w.l.p.ids.Load(), w.cfg.MaxIDs)
-			w.log.Error("lane paused", "reason", PausedByMaxIDs, "err", msg)
+			w.log.Error("lane paused", "seq", w.s.Decision().Seq, "reason", PausedByMaxIDs, "err", msg)
 			w.l.update(func(s *Status) { s.enter(Paused, PausedByMaxIDs, msg) })
 		} else {
-			w.log.Info("lane goes on", "reason", PausedByMaxIDs)
+			w.log.Info("lane goes on", "seq", w.s.Decision().Seq, "reason", PausedByMaxIDs)
 			w.l.update(func(s *Status) { s.enter(Running, "", "") })
 		}
 	}
@@ -310,7 +310,7 @@ func (w *work) done(r result) error {
 	w.l.update(func(s *Status) { s.InDoubt = false })
 	if r.epoch != nil {
 		n := w.l.retried.maxRecords
-		w.l.retried = retried{}
+		w.l.retried = retried{fits: max(w.l.retried.fits, r.epoch.Counts.In)}
 		// Slowly back to the configured bound: what was too much may be so again.
 		if grown := n + n/8 + 1; n > 0 && grown < int64(w.cfg.MaxRecords) {
 			w.l.retried.maxRecords = grown
@@ -339,10 +339,16 @@ func (w *work) failed(e *checkpoint.Epoch, err error) {
 		w.l.retried.upTo = e.Next
 		return
 	}
-	if errors.Is(err, context.DeadlineExceeded) && w.l.ctx.Err() == nil {
-		w.l.retried.maxRecords = max(e.Counts.In/2, 1)
-		w.log.Warn("an epoch took too long: the next ones are smaller", "seq", w.s.Decision().Seq+1, "records", e.Counts.In, "next", w.l.retried.maxRecords)
+	sent := errors.Is(err, checkpoint.ErrOutcomeUnknown) || w.s.Decision().Next >= e.Next // to C7: its size was not too much
+	if sent || !errors.Is(err, context.DeadlineExceeded) || w.l.ctx.Err() != nil {
+		return
 	}
+	if e.Counts.In <= w.l.retried.fits {
+		w.l.retried.fits = 0 // more went through: a server that is silent. If it happens again, it is slow
+		return
+	}
+	w.l.retried.maxRecords = max(e.Counts.In/2, 1)
+	w.log.Warn("an epoch took too long: the next ones are smaller", "seq", w.s.Decision().Seq+1, "records", e.Counts.In, "next", w.l.retried.maxRecords)
 }
 
 // idle moves the offset of a lane that has had no records for a while.
@@ -355,7 +361,7 @@ func (w *work) idle() {
 		next, err := w.l.p.source.SkipTail(ctx, w.l.id.Partition, from)
 		if err != nil {
 			if ctx.Err() == nil {
-				w.log.Warn("can't look behind the last record", "err", err)
+				w.log.Warn("can't look behind the last record", "seq", decided.Seq, "err", err)
 			}
 			next = from
 		}

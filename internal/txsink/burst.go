@@ -187,7 +187,7 @@ func (s *shard) burst(ctx context.Context, c *conn, b *checkpoint.Branch, part *
 // says that the connection is gone, and an epoch that is too much for a slow
 // shard would be tried again and again as it is.
 func (s *shard) late(begun time.Time, err error) error {
-	within := min(s.driver.ReadTimeout, s.driver.WriteTimeout)
+	within := s.driver.ReadTimeout
 	if answer(err) != nil || time.Since(begun) < within {
 		return err
 	}

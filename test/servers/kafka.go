@@ -120,7 +120,7 @@ func StartKafka(ctx context.Context, opts ...Option) (*KafkaServer, error) {
 		"KAFKA_GROUP_INITIAL_REBALANCE_DELAY_MS": "0",
 		"KAFKA_GROUP_MIN_SESSION_TIMEOUT_MS":     "500",
 		// After a kill the controller waits for the old registration to run out: 4 to 6 s so, 14 s by default.
-		"KAFKA_BROKER_SESSION_TIMEOUT_MS":    "1500",
+		"KAFKA_BROKER_SESSION_TIMEOUT_MS":    "6000",
 		"KAFKA_BROKER_HEARTBEAT_INTERVAL_MS": "300",
 	}
 	for name, value := range o.env {
@@ -245,13 +245,16 @@ func (k *KafkaServer) CreateTopic(t testing.TB, name string, partitions int32, c
 	for key, value := range configs {
 		values[key] = kmsg.StringPtr(value)
 	}
-	created, err := admin.CreateTopic(t.Context(), partitions, 1, values, name)
-	if err == nil {
-		err = created.Err
-	}
-	if err != nil {
-		t.Fatalf("create topic %s: %v %s", name, err, created.ErrMessage)
-	}
+	Eventually(t, time.Minute, func() error { // a broker that has stood still is fenced for a moment
+		created, err := admin.CreateTopic(t.Context(), partitions, 1, values, name)
+		if err == nil {
+			err = created.Err
+		}
+		if err != nil && !errors.Is(err, kerr.TopicAlreadyExists) {
+			return fmt.Errorf("create topic %s: %w %s", name, err, created.ErrMessage)
+		}
+		return nil
+	})
 	Eventually(t, time.Minute, func() error {
 		topics, err := admin.ListTopics(t.Context(), name)
 		if err != nil {
