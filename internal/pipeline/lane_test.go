@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -447,6 +448,52 @@ func TestSlowShard(t *testing.T) {
 				}
 				if s := r.status(); s.Failures != 0 || s.State != pipeline.Running {
 					t.Errorf("status: %+v", s)
+				}
+			})
+		})
+	}
+}
+
+// silentShard answers nothing for so many branches.
+type silentShard struct {
+	checkpoint.Shard
+	left *atomic.Int32
+}
+
+func (s silentShard) Prepare(ctx context.Context, b *checkpoint.Branch) error {
+	if s.left.Add(-1) < 0 {
+		return s.Shard.Prepare(ctx, b)
+	}
+	<-ctx.Done()
+	return fmt.Errorf("%w: %w", checkpoint.ErrRolledBack, ctx.Err())
+}
+
+// TestSilentShard: a shard that was silent once is not slow: what had fitted
+// before is tried again whole. It is slow when it happens again. And while it is
+// silent the lane says what it waits for.
+func TestSilentShard(t *testing.T) {
+	for silences, want := range [][]int64{{100, 50}, {100, 50}, {100, 25, 25}} {
+		synctest.Test(t, func(t *testing.T) {
+			var left atomic.Int32
+			var waits list
+			r := newRig(t, func(c *pipeline.Config) {
+				c.MaxRecords = 100
+				c.Job.Listener.Waiting = func(at checkpoint.At, step, what string, _ error) {
+					waits.add(fmt.Sprint(at.Seq, " ", step, " ", what))
+				}
+				c.Job.Shards[0] = silentShard{c.Job.Shards[0], &left}
+			})
+			r.run(func() {
+				r.topic.append(messages(0, 100)...)
+				sleep(time.Minute)
+				left.Store(int32(silences))
+				r.topic.append(messages(100, 150)...)
+				sleep(30 * time.Minute)
+				if got := r.epochs(0); !slices.Equal(got, want) {
+					t.Errorf("%d silences: epochs of %v records, want %v", silences, got, want)
+				}
+				if said := slices.Contains(waits.all(), "2 C3 prepare on shard s0"); said != (silences > 0) {
+					t.Errorf("%d silences: waits: %v", silences, waits.all())
 				}
 			})
 		})
