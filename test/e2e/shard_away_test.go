@@ -76,7 +76,7 @@ func (a *away) run() {
 		}
 		if !said {
 			said = true
-			since(t, start, "until it named the shard", 50*time.Second) // the lane may stand still for 30 s
+			since(t, start, "until it named the shard", 90*time.Second) // the lane may stand still for 30 s
 		}
 		if left := outage(t) - time.Since(start); left > 0 {
 			return fmt.Errorf("the outage goes on for %s", left)

@@ -21,15 +21,13 @@ func TestSlowShard(t *testing.T) {
 	w.waitAccounted()
 
 	const many = 3000
-	load := func(what string) (took time.Duration) {
+	load := func(what string) {
 		t.Helper()
 		start := time.Now()
 		ids := w.charge(0, many)
 		w.again(0, ids[:many/10])
 		w.waitAccounted()
-		took = time.Since(start)
-		t.Logf("%s: %s", what, took.Round(10*time.Millisecond))
-		return took
+		t.Logf("%s: %s", what, time.Since(start).Round(10*time.Millisecond))
 	}
 	before := w.shardProxy[0].Stats().ToServer
 	load("at full speed")
@@ -37,15 +35,14 @@ func TestSlowShard(t *testing.T) {
 
 	was := w.latest()
 	w.shardProxy[0].Throttle(int(bytes / 20))
-	slow := load("throttled")
-	if n := w.latest().Seq - was.Seq; slow < 10*time.Second || n < 3 {
-		t.Errorf("throttled, it took %s and %d epochs", slow, n)
+	load("throttled")
+	if n := w.latest().Seq - was.Seq; n < 3 {
+		t.Errorf("throttled, it took %d epochs", n)
 	}
 	w.shardProxy[0].Throttle(0)
-	if again := load("at full speed again"); again > slow/3 {
-		t.Errorf("at full speed again it took %s, throttled %s", again, slow)
-	}
+	load("at full speed again")
 	w.follows(was, sameSession)
+	nothingFailed(s)
 	s.stop()
 	w.exact()
 }
