@@ -16,10 +16,11 @@ import (
 )
 
 // TestZombieTakesOverAgain: an owner is frozen behind its fence, before it has
-// read D. The one that took over from it has died with branches prepared. The
+// read D. The one that took over from it dies with branches prepared. The
 // zombie's fence is stale, so it touches nothing; its next session, with a fence
-// of its own, settles them. What the group's word cuts short here, TestStaleFence
-// sees to the end.
+// of its own, settles them. That one can't begin before the group has given up
+// the dead owner, a session timeout after it. What the group's word cuts short
+// here, TestStaleFence sees to the end.
 func TestZombieTakesOverAgain(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -32,15 +33,17 @@ func TestZombieTakesOverAgain(t *testing.T) {
 		t.Run(c.died, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, 2)
+			w.edit("session_timeout: 6s", "session_timeout: 20s")
 			a, old, n := w.freeze(&zombie{failpoint: "fenced:1", before: "stop"})
-			b := w.run(c.died)
+			b := w.run(c.died + ":hold")
 			w.again(0, old)
 			w.charge(0, 100)
-			b.mustDieAtFailpoint()
+			b.mustHoldAtFailpoint()
 			decidedEventually(t, w, n+c.decided)
 			before, d := w.tables(), w.decided(0)
 			all(t, "prepared", w.prepared(), 1)
 
+			b.kill()
 			a.signal(syscall.SIGCONT)
 			a.mustSay(saysLost)
 			all(t, "prepared, after the zombie has found out", w.prepared(), 1)
@@ -49,7 +52,7 @@ func TestZombieTakesOverAgain(t *testing.T) {
 				t.Errorf("D was %+v and is %+v", d, got)
 			}
 			if contains(a.output(), saysTakenOver) == nil {
-				t.Error("the zombie took the lane over with a stale fence, or had its next session before this test looked")
+				t.Error("the zombie took the lane over with a stale fence")
 			}
 
 			w.waitAccounted()
