@@ -25,6 +25,15 @@ func manyOwners(t *testing.T, partitions int32) *world {
 	return newWorld(t, 2, withPartitions(partitions), withInterval("500ms"))
 }
 
+// livingOwners is manyOwners where nobody dies: a busy machine's pause is not a
+// dead instance.
+func livingOwners(t *testing.T, partitions int32) *world {
+	t.Helper()
+	w := manyOwners(t, partitions)
+	w.edit("session_timeout: 6s", "session_timeout: 30s")
+	return w
+}
+
 // runAs starts `billing run` as a static member.
 func (w *world) runAs(id string) *process {
 	w.t.Helper()
@@ -273,7 +282,7 @@ func (l *load) end() {
 // fails.
 func TestOwnersComeAndGo(t *testing.T) {
 	t.Parallel()
-	w := manyOwners(t, 6)
+	w := livingOwners(t, 6)
 	load := w.load()
 	a := w.run("")
 	one := w.spread(a)
@@ -331,8 +340,7 @@ func TestOwnersKilled(t *testing.T) {
 // so that no lane waits for a session timeout.
 func TestRollingRestart(t *testing.T) {
 	t.Parallel()
-	w := manyOwners(t, 6)
-	w.edit("session_timeout: 6s", "session_timeout: 30s")
+	w := livingOwners(t, 6)
 	load := w.load()
 	ps := []*process{w.run(""), w.run(""), w.run("")}
 	w.spread(ps...)
@@ -392,7 +400,7 @@ func TestStoppedWhileJoining(t *testing.T) {
 // never run, and again for those of one that has.
 func TestOwnersStartTogether(t *testing.T) {
 	t.Parallel()
-	w := manyOwners(t, 6)
+	w := livingOwners(t, 6)
 	load := w.load()
 	for range 2 {
 		a, b := w.run(""), w.run("")
@@ -531,7 +539,7 @@ func TestFrozenOwnerComesBack(t *testing.T) {
 // goes.
 func TestSpareOwners(t *testing.T) {
 	t.Parallel()
-	w := manyOwners(t, 2)
+	w := livingOwners(t, 2)
 	load := w.load()
 	ps := []*process{w.run(""), w.run(""), w.run("")}
 	before := w.spread(ps...) // all three are ready
