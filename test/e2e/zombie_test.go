@@ -76,8 +76,6 @@ func TestZombie(t *testing.T) {
 		t.Run(z.name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, 2)
-			w.edit("session_timeout: 6s", "session_timeout: 6s\n  transaction_timeout: 10s")
-
 			a, old, n := w.freeze(z)
 			z.check(t, w, n)
 
