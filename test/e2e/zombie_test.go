@@ -50,6 +50,7 @@ var zombies = []zombie{
 	{name: "settled", failpoint: "settled:1", before: "decided:3",
 		ahead: [2]int64{1, 1}, decided: 1, incarnation: 2},
 
+	{name: "polled", failpoint: "polled:3", incarnation: 1},
 	{name: "epoch frozen, phase 1 not begun", failpoint: "frozen:3", incarnation: 1},
 	{name: "inside a branch", failpoint: "in-branch:3", prepared: [2]int{0, -1}, incarnation: 1},
 	{name: "some prepared", failpoint: "some-prepared:3", prepared: [2]int{1, 0}, incarnation: 1},
@@ -152,6 +153,9 @@ func (w *world) freeze(z *zombie) (a *process, sent []string, n int64) {
 		a = w.run(z.failpoint + ":stop")
 	}
 	a.mustStopAtFailpoint()
+	if strings.HasPrefix(z.failpoint, "polled:") { // an epoch may have several polls
+		n = w.epochs(0)[0]
+	}
 	return a, sent, n
 }
 

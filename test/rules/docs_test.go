@@ -225,6 +225,26 @@ func TestCrashTableIsTested(t *testing.T) {
 	}
 }
 
+// TestFailPointsAreUsed: the real binary is killed, frozen or held at each of
+// its fail points.
+func TestFailPointsAreUsed(t *testing.T) {
+	var tests strings.Builder
+	for _, s := range sources() {
+		if s.test() && strings.HasPrefix(s.path, "test/e2e/") {
+			tests.Write(s.text)
+		}
+	}
+	points := regexp.MustCompile(`\w+ +Point = "([a-z-]+)"`).FindAllStringSubmatch(text(t, "internal/failpoint/points.go"), -1)
+	if len(points) < 10 {
+		t.Fatalf("found %d fail points only", len(points))
+	}
+	for _, m := range points {
+		if !strings.Contains(tests.String(), `"`+m[1]+`:`) {
+			t.Errorf("no test of test/e2e comes to the fail point %s", m[1])
+		}
+	}
+}
+
 // TestWaitsAreTested: each wait of the protocol has a bound, and a test that
 // shows what happens then.
 func TestWaitsAreTested(t *testing.T) {
