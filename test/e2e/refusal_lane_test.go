@@ -357,8 +357,8 @@ func TestRefusalsThatStopALane(t *testing.T) {
 	w.exact()
 }
 
-// mustBeStopped: log and health name the lane, the reason, what was found and the
-// next step; nothing that the lane has booked or decided has changed.
+// mustBeStopped: log, metric and health name the lane and the reason, and what was
+// found and the next step; nothing that the lane has booked or decided has changed.
 func (l *laneOf) mustBeStopped(t *testing.T, s *process, reason string, says []string) {
 	t.Helper()
 	says = append(slices.Clone(says), "refused ("+reason+") "+l.String()+": ", ". Next step: ")
@@ -380,7 +380,7 @@ func (l *laneOf) mustBeStopped(t *testing.T, s *process, reason string, says []s
 				}
 			}
 			t.Log(lane.Why)
-			return nil
+			return s.says("/metrics", 200, fmt.Sprintf("billing_lane_stopped{partition=\"%d\",reason=%q} 1\n", l.partition, reason))
 		}
 		return fmt.Errorf("/healthz does not name %s", l)
 	})

@@ -71,7 +71,7 @@ func (a *away) run() {
 	// of which a part is missing: for as long as it lasts.
 	said := false
 	servers.Eventually(t, outage(t)+2*time.Minute, func() error {
-		if err := errors.Join(a.consistent(), a.named(s)); err != nil {
+		if err := errors.Join(a.consistent(), a.named(s), a.inDoubt(s)); err != nil {
 			return err
 		}
 		if !said {
@@ -109,6 +109,7 @@ func (a *away) run() {
 	since(t, start, "back, until a new epoch was in", time.Minute)
 	w.waitAccounted() // unaided: no restart of the service
 	s.waitSays("/readyz", 200)
+	s.waitSays("/metrics", 200, "billing_in_doubt 0\n")
 	s.stop()
 	w.exact()
 }
@@ -161,6 +162,18 @@ func (a *away) named(s *process) error {
 		return s.says("/healthz", 200, name, a.w.topic+"/0")
 	}
 	return nil
+}
+
+// inDoubt: the metrics say that an epoch is begun and not ended, and that what
+// comes in waits.
+func (a *away) inDoubt(s *process) error {
+	if a.state == notBegun {
+		return nil
+	}
+	if lag := s.metric(`billing_lag_seconds{partition="0"}`); lag <= 0 {
+		return fmt.Errorf("the lag is %v seconds", lag)
+	}
+	return s.says("/metrics", 200, "billing_in_doubt 1\n")
 }
 
 // TestShardAway: a shard can't be reached, or all: connections are refused, or
