@@ -90,20 +90,8 @@ func (w *world) column(query string, args ...any) string {
 	w.t.Helper()
 	var out strings.Builder
 	for i, db := range w.shards {
-		rows, err := db.Query(query, args...)
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		defer rows.Close()
-		for rows.Next() {
-			var s string
-			if err := rows.Scan(&s); err != nil {
-				w.t.Fatal(err)
-			}
+		for _, s := range column(w.t, db, query, args...) {
 			fmt.Fprintf(&out, "shard %d: %s\n", i, s)
-		}
-		if err := rows.Err(); err != nil {
-			w.t.Fatal(err)
 		}
 	}
 	return out.String()

@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -55,15 +54,9 @@ func (p *process) ready() error {
 
 // lanes gives the instance's lanes and their states.
 func (w *world) lanes(p *process) (map[int32]string, error) {
-	_, body, err := p.get("/healthz")
+	health, err := p.health()
 	if err != nil {
-		return nil, err
-	}
-	var health struct {
-		Lanes []struct{ Lane, State string }
-	}
-	if err := json.Unmarshal([]byte(body), &health); err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", p, err, body)
+		return nil, fmt.Errorf("%s: %w", p, err)
 	}
 	states := map[int32]string{}
 	for _, l := range health.Lanes {
@@ -157,9 +150,6 @@ func (o *owners) at(p *process) []int32 {
 	return ns
 }
 
-// sessionEnded is in each line of a session that ended.
-const sessionEnded = "session ended"
-
 // stayed fails unless each lane that one instance had before and after went on
 // in one session: the same incarnation in D and in the rows of every epoch
 // between, and no word of its end in the log; and unless there are want of
@@ -190,7 +180,7 @@ func (w *world) stayed(before, after owners, want int) {
 			}
 		}
 		for line := range strings.Lines(before.of[n].output()) {
-			if strings.Contains(line, sessionEnded) && strings.Contains(line, fmt.Sprintf(" lane=%s/%d ", w.topic, n)) {
+			if strings.Contains(line, saysEnded) && strings.Contains(line, fmt.Sprintf(" lane=%s/%d ", w.topic, n)) {
 				w.t.Errorf("lane %d stayed at %s, which says: %s", n, before.of[n], line)
 			}
 		}
@@ -207,7 +197,7 @@ func nothingFailed(ps ...*process) {
 	for _, p := range ps {
 		p.t.Helper()
 		for line := range strings.Lines(p.output()) {
-			if strings.Contains(line, sessionEnded) {
+			if strings.Contains(line, saysEnded) {
 				p.t.Errorf("%s: a session failed though nothing else did: %s", p, line)
 			}
 		}

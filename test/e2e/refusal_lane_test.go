@@ -200,23 +200,9 @@ func stoppedRows() []*stoppedRow {
 		{name: "old-branch", reason: "old-branch", says: []string{"shard s1 has the prepared branch exb1", "of epoch 1, but epoch", "has come back older"}, taken: true,
 			spoil: func(l *laneOf) {
 				l.exec(1, "CREATE TABLE foreign_work (id INT PRIMARY KEY)")
-				c, err := l.servers[1].Root().Conn(l.t.Context())
-				if err != nil {
-					l.t.Fatal(err)
-				}
-				defer c.Close()
-				var database string
-				if err := l.shards[1].QueryRow("SELECT DATABASE()").Scan(&database); err != nil {
-					l.t.Fatal(err)
-				}
-				xid := fmt.Sprintf("'%s','s1'", l.gtrid(1, 1))
-				for _, q := range []string{"XA START " + xid, "INSERT INTO `" + database + "`.foreign_work VALUES (1)", "XA END " + xid, "XA PREPARE " + xid} {
-					if _, err := c.ExecContext(l.t.Context(), q); err != nil {
-						l.t.Fatal(err)
-					}
-				}
+				l.prepare(1, l.gtrid(1, 1), "INSERT INTO foreign_work VALUES (1)")
 			},
-			repair: func(l *laneOf) { l.root(1, fmt.Sprintf("XA ROLLBACK '%s','s1'", l.gtrid(1, 1))) }},
+			repair: func(l *laneOf) { l.rollBack(1, l.gtrid(1, 1)) }},
 		{name: "invariant", reason: "invariant", says: []string{"shard s0 has the row of epoch", "but billing_lane says", "one of them was changed by hand", "restore the row of billing_lane"}, taken: true,
 			spoil: func(l *laneOf) {
 				l.exec(0, "UPDATE billing_lane SET offset_next = offset_next + 7 WHERE kafka_partition = ?", l.partition)

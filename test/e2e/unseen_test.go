@@ -79,9 +79,9 @@ func difference(before, now []string) (diff []string) {
 }
 
 // column is the first column of a query's rows.
-func column(t *testing.T, q querier, query string) (values []string) {
+func column(t *testing.T, q querier, query string, args ...any) (values []string) {
 	t.Helper()
-	rows, err := q.QueryContext(t.Context(), query)
+	rows, err := q.QueryContext(t.Context(), query, args...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,7 +49,7 @@ func (w *world) about(topic string, key kmsg.Key) func(*proxy.Request) bool {
 }
 
 // sessionsEnded counts the sessions that have failed, by the log.
-func (p *process) sessionsEnded() int { return strings.Count(p.output(), `msg="session ended`) }
+func (p *process) sessionsEnded() int { return strings.Count(p.output(), saysEnded) }
 
 func (p *process) mustEndSessions(n int) {
 	p.t.Helper()

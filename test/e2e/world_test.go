@@ -304,26 +304,31 @@ func (w *world) prepared() []int {
 }
 
 // accounted is the number of records of all committed epochs on shard 0.
-func (w *world) accounted() (n int64, err error) {
-	err = w.shards[0].QueryRow("SELECT COALESCE(SUM(records_in), 0) FROM billing_epoch").Scan(&n)
+func (w *world) accounted() (n int64, err error) { return w.accountedOn(0) }
+
+func (w *world) accountedOn(shard int) (n int64, err error) {
+	err = w.shards[shard].QueryRow("SELECT COALESCE(SUM(records_in), 0) FROM billing_epoch").Scan(&n)
 	return n, err
 }
 
 // waitAccounted waits until every record sent has its outcome on every shard.
 func (w *world) waitAccounted() {
 	w.t.Helper()
-	servers.Eventually(w.t, 2*time.Minute, func() error {
-		for i, db := range w.shards {
-			var n int64
-			if err := db.QueryRow("SELECT COALESCE(SUM(records_in), 0) FROM billing_epoch").Scan(&n); err != nil {
-				return err
-			}
-			if n != w.sent {
-				return fmt.Errorf("shard %d: %d of %d records accounted for", i, n, w.sent)
-			}
+	servers.Eventually(w.t, 2*time.Minute, w.allAccounted)
+}
+
+// allAccounted says whether every record sent has its outcome on every shard.
+func (w *world) allAccounted() error {
+	for i := range w.shards {
+		n, err := w.accountedOn(i)
+		if err != nil {
+			return err
 		}
-		return nil
-	})
+		if n != w.sent {
+			return fmt.Errorf("shard %d: %d of %d records accounted for", i, n, w.sent)
+		}
+	}
+	return nil
 }
 
 // exact fails unless the totals are the oracle's, the ledger agrees, every
