@@ -1,45 +1,13 @@
 package e2e
 
 import (
-	"crypto/rand"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
-	"github.com/twmb/franz-go/pkg/kgo"
-
 	"billing/test/servers"
 )
-
-// bulky sends n charges of 64 KiB each, of what no compression makes less.
-func (w *world) bulky(n int) {
-	w.t.Helper()
-	for range n / 32 {
-		var records []*kgo.Record
-		for range 32 {
-			id := uuid.NewString()
-			account, amount := chargeOf(id)
-			noise := make([]byte, 48<<10)
-			_, _ = rand.Read(noise)
-			var m map[string]any
-			if err := json.Unmarshal(message(id, account, amount), &m); err != nil {
-				w.t.Fatal(err)
-			}
-			m["noise"] = base64.StdEncoding.EncodeToString(noise)
-			b, err := json.Marshal(m)
-			if err != nil {
-				w.t.Fatal(err)
-			}
-			records = append(records, &kgo.Record{Value: b, Headers: structured})
-			w.expect(account, amount)
-		}
-		w.produce(records...)
-	}
-}
 
 // brokerAway takes the broker away from a service and gives it back, with a backlog
 // that is far larger than what the service may hold. The service pauses, says
@@ -75,25 +43,22 @@ func brokerAway(t *testing.T, w *world, take, give func()) {
 	give()
 	gave := time.Now()
 	w.again(0, ids[:50])
-	servers.Eventually(t, 3*time.Minute, func() error {
-		n, err := w.accounted()
-		if err == nil && n != w.sent {
-			err = fmt.Errorf("%d of %d records accounted for", n, w.sent)
-		}
-		return err
-	})
+	servers.Eventually(t, 3*time.Minute, w.allAccounted)
 	highest := s.peak()
 	t.Logf("memory: at most %d MiB, %d before; all accounted for %s after the broker", highest>>20, calm>>20, time.Since(gave).Round(100*time.Millisecond))
 	if highest > calm+most {
 		t.Errorf("the process has held %d MiB, and %d before: more than %d more", highest>>20, calm>>20, most>>20)
 	}
 	s.waitSays("/readyz", 200)
-	w.waitAccounted()
 	s.stop()
 	w.exact()
 }
 
-const backlog = 2048 // bulky charges: 128 MiB
+// What comes in while the broker is away: 128 MiB.
+const (
+	backlog     = 2048 // charges
+	backlogSize = 64 << 10
+)
 
 // TestBrokerAway: the broker is killed, and started later. Others share it, so
 // the test is not parallel.
@@ -107,7 +72,7 @@ func TestBrokerAway(t *testing.T) {
 		if err := shared.kafka.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		w.bulky(backlog)
+		w.chargeLarge(0, backlog, backlogSize)
 	})
 }
 
@@ -127,7 +92,7 @@ func TestBrokerSilentlyAway(t *testing.T) {
 			w := newWorld(t, 2, throughProxies())
 			brokerAway(t, w, func() {
 				c.away(w, true)
-				w.bulky(backlog)
+				w.chargeLarge(0, backlog, backlogSize)
 			}, func() { c.away(w, false) })
 		})
 	}

@@ -232,12 +232,10 @@ func (w *world) load() *load {
 		defer tick.Stop()
 		for {
 			for n := range w.partitions {
-				l.ids[n] = append(l.ids[n], w.charge(n, 10)...)
-				again := make([]string, 10)
-				for i := range again {
-					again[i] = l.ids[n][rand.IntN(len(l.ids[n]))]
+				if err := l.send(n); err != nil {
+					w.t.Errorf("the load: %v", err)
+					return
 				}
-				w.again(n, again)
 			}
 			select {
 			case <-ctx.Done():
@@ -251,6 +249,21 @@ func (w *world) load() *load {
 		<-l.done
 	})
 	return l
+}
+
+// send sends ten new charges and ten old ones.
+func (l *load) send(partition int32) error {
+	fresh, err := l.w.tryCharge(partition, 10)
+	if err != nil {
+		return err
+	}
+	ids := append(l.ids[partition], fresh...)
+	l.ids[partition] = ids
+	again := make([]string, 10)
+	for i := range again {
+		again[i] = ids[rand.IntN(len(ids))]
+	}
+	return l.w.trySend(partition, again...)
 }
 
 // end stops the load, sends all of it once more, and waits until every record

@@ -83,13 +83,16 @@ func (l *randomLoad) sentSoFar() []int64 {
 }
 
 // deliver sends records that must arrive.
-func (l *randomLoad) deliver(records ...*kgo.Record) {
-	l.produce(records...)
+func (l *randomLoad) deliver(records ...*kgo.Record) error {
+	if err := l.tryProduce(records...); err != nil {
+		return err
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, r := range records {
 		l.acked[r.Partition]++
 	}
+	return nil
 }
 
 // run sends until ctx ends. All that it noted is then in Kafka, or the test has
@@ -97,10 +100,10 @@ func (l *randomLoad) deliver(records ...*kgo.Record) {
 func (l *randomLoad) run(ctx context.Context) {
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
+	defer func() { l.source.Close() }() // the last one
 	for round := 0; ; round++ {
 		select {
 		case <-ctx.Done():
-			l.source.Close()
 			return
 		case <-tick.C:
 		}
@@ -108,9 +111,13 @@ func (l *randomLoad) run(ctx context.Context) {
 		for range 1 + l.rand.IntN(2) {
 			records = append(records, l.batch(l.rand.Int32N(l.partitions))...)
 		}
-		l.deliver(records...)
-		if round%10 == 5 {
-			l.abort()
+		err := l.deliver(records...)
+		if err == nil && round%10 == 5 {
+			err = l.abort()
+		}
+		if err != nil {
+			l.t.Errorf("the load: %v", err)
+			return
 		}
 	}
 }
@@ -184,7 +191,7 @@ func (l *randomLoad) bad(partition int32) []byte {
 
 // abort sends records in a Kafka transaction that is aborted: nothing becomes of
 // them. Some of their ids come again in earnest, with another amount.
-func (l *randomLoad) abort() {
+func (l *randomLoad) abort() error {
 	partition := l.rand.Int32N(l.partitions)
 	var aborted, again []*kgo.Record
 	for range 10 {
@@ -211,7 +218,7 @@ func (l *randomLoad) abort() {
 	if err != nil {
 		l.newSource() // the broker was killed
 	}
-	l.deliver(again...)
+	return l.deliver(again...)
 }
 
 // note says that c will be booked.

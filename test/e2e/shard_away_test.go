@@ -2,18 +2,12 @@ package e2e
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/google/uuid"
-	"github.com/twmb/franz-go/pkg/kgo"
 
 	"billing/test/servers"
 )
@@ -224,28 +218,4 @@ func TestShardAwayPaused(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = w.servers[1].Unpause(context.Background()) }) // where the test has failed
 	a.run()
-}
-
-// chargeLarge sends charges that are of at least so many bytes.
-func (w *world) chargeLarge(partition int32, n, size int) {
-	w.t.Helper()
-	records := make([]*kgo.Record, n)
-	for i := range records {
-		id := uuid.NewString()
-		account, amount := chargeOf(id)
-		w.expect(account, amount)
-		var fields map[string]any
-		if err := json.Unmarshal(message(id, account, amount), &fields); err != nil {
-			w.t.Fatal(err)
-		}
-		noise := make([]byte, size*3/4)
-		_, _ = rand.Read(noise)
-		fields["noise"] = base64.StdEncoding.EncodeToString(noise)
-		value, err := json.Marshal(fields)
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		records[i] = &kgo.Record{Partition: partition, Value: value, Headers: structured}
-	}
-	w.produce(records...)
 }

@@ -2,7 +2,9 @@ package e2e
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -170,15 +172,55 @@ func (w *world) newProducer(kafka *servers.KafkaServer) *kgo.Client {
 // oracle. It returns the ids.
 func (w *world) charge(partition int32, n int) []string {
 	w.t.Helper()
+	ids, err := w.tryCharge(partition, n)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return ids
+}
+
+// tryCharge is charge for a goroutine, which may not end the test.
+func (w *world) tryCharge(partition int32, n int) ([]string, error) {
 	ids := make([]string, n)
 	for i := range ids {
 		ids[i] = uuid.NewString()
 	}
-	w.send(partition, ids...)
+	if err := w.trySend(partition, ids...); err != nil {
+		return nil, err
+	}
 	for _, id := range ids {
 		w.expect(chargeOf(id))
 	}
-	return ids
+	return ids, nil
+}
+
+// chargeLarge sends n charges of at least size bytes each, of what no
+// compression makes less.
+func (w *world) chargeLarge(partition int32, n, size int) {
+	w.t.Helper()
+	const atOnce = 2 << 20
+	var records []*kgo.Record
+	for i := range n {
+		id := uuid.NewString()
+		account, amount := chargeOf(id)
+		w.expect(account, amount)
+		var fields map[string]any
+		if err := json.Unmarshal(message(id, account, amount), &fields); err != nil {
+			w.t.Fatal(err)
+		}
+		noise := make([]byte, size*3/4)
+		_, _ = rand.Read(noise)
+		fields["noise"] = base64.StdEncoding.EncodeToString(noise)
+		value, err := json.Marshal(fields)
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		records = append(records, &kgo.Record{Partition: partition, Value: value, Headers: structured})
+		if len(records)*size >= atOnce || i == n-1 {
+			w.produce(records...)
+			records = nil
+		}
+	}
 }
 
 // again sends the same charges a second time: duplicates.
@@ -209,12 +251,19 @@ func chargeOf(id string) (account, amount string) {
 
 func (w *world) send(partition int32, ids ...string) {
 	w.t.Helper()
+	if err := w.trySend(partition, ids...); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// trySend is send for a goroutine.
+func (w *world) trySend(partition int32, ids ...string) error {
 	records := make([]*kgo.Record, len(ids))
 	for i, id := range ids {
 		account, amount := chargeOf(id)
 		records[i] = &kgo.Record{Partition: partition, Value: message(id, account, amount), Headers: structured}
 	}
-	w.produce(records...)
+	return w.tryProduce(records...)
 }
 
 var structured = []kgo.RecordHeader{{Key: "content-type", Value: []byte("application/cloudevents+json; charset=UTF-8")}}
@@ -237,12 +286,20 @@ func messageAt(at time.Time, id, account, amount string) []byte {
 
 func (w *world) produce(records ...*kgo.Record) {
 	w.t.Helper()
+	if err := w.tryProduce(records...); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// tryProduce is produce for a goroutine.
+func (w *world) tryProduce(records ...*kgo.Record) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	if err := w.producer.ProduceSync(ctx, records...).FirstErr(); err != nil {
-		w.t.Fatalf("produce: %v", err)
+		return fmt.Errorf("produce: %w", err)
 	}
 	w.sent += int64(len(records))
+	return nil
 }
 
 // ---- what MySQL says
