@@ -528,7 +528,9 @@ func TestFrozenOwnerComesBack(t *testing.T) {
 	w.stayed(before, alone, 3)
 
 	a.signal(syscall.SIGCONT)
-	servers.Eventually(t, time.Minute, func() error { return contains(a.output(), "lanes lost") })
+	servers.Eventually(t, time.Minute, func() error {
+		return errors.Join(contains(a.output(), "lanes lost"), contains(a.output(), "this process stood still"))
+	})
 	both := w.spread(a, b)
 	w.stayed(alone, both, 3)
 
