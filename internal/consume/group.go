@@ -149,7 +149,7 @@ const joinGrace = 200 * time.Millisecond
 // with nobody to work on them. So the group is then told by a request of our
 // own, which ends the join.
 func (c *Client) leave(ctx context.Context, m *membership) error {
-	left := make(chan error, 1)
+	left := make(chan error, 1) // cap 1: who leaves never waits for us
 	go func() { left <- m.cl.LeaveGroupContext(ctx) }()
 	grace, cancel := context.WithTimeout(ctx, joinGrace)
 	defer cancel()

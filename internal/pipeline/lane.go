@@ -211,6 +211,7 @@ func (r restorer) Load(data []byte) (int64, error) {
 type versionError struct{ error }
 
 func (versionError) Is(target error) bool { return target == checkpoint.ErrChunkVersion } //nolint:errorlint // what errors.Is asks
+func (e versionError) Unwrap() error      { return e.error }
 
 // countIDs keeps the process's number of dedup entries.
 func (l *lane) countIDs(n int64) {
