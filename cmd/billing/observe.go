@@ -78,6 +78,7 @@ const (
 	stuckFailures = 5
 	stuckAfter    = 2 * time.Minute
 	stalledAfter  = 10 * time.Second // from here on health says what the lane waits for
+	starvedAfter  = 45 * time.Second // likewise, for records: it is looked at every lagEvery
 )
 
 // health names the lanes that do not work. The process is never dead inside as
@@ -109,12 +110,21 @@ func laneHealth(s *pipeline.Status, wait string) admin.Lane {
 	case s.Stalled() > stuckAfter:
 		l.Stuck = true
 		l.Why = fmt.Sprintf("records are waiting and nothing was decided for %s: %s", s.Stalled().Round(time.Second), why(s, wait))
+	case s.Starved() > starvedAfter:
+		l.Stuck = s.Starved() > stuckAfter
+		l.Why = starved(s)
 	case s.State != pipeline.Running || s.Failing() > 0:
 		l.Why = why(s, wait)
 	case s.Stalled() > stalledAfter:
 		l.Why = fmt.Sprintf("nothing was decided for %s: %s", s.Stalled().Round(time.Second), why(s, wait))
 	}
 	return l
+}
+
+// starved says that a lane gets nothing to read. Offsets that hold no records
+// (aborted, compacted, control) are passed within a minute.
+func starved(s *pipeline.Status) string {
+	return fmt.Sprintf("%d offsets wait and nothing was delivered for %s: the brokers answer no fetch, or a Kafka transaction that a producer has left open holds the records back", s.End-s.Position, s.Starved().Round(time.Second))
 }
 
 // why is what is known of a lane that does not work.
@@ -142,6 +152,8 @@ func laneReady(s *pipeline.Status, wait string, young time.Duration) string {
 		return fmt.Sprintf("lane %s is %s: %s", s.Lane, s.State, why(s, wait))
 	case s.Failing() > 0:
 		return fmt.Sprintf("lane %s has recovered and not moved since: %s", s.Lane, s.LastError)
+	case s.Starved() > max(young, starvedAfter):
+		return fmt.Sprintf("lane %s: %s", s.Lane, starved(s))
 	case s.Stalled() > young:
 		return fmt.Sprintf("lane %s has records waiting and made no decision for %s: %s", s.Lane, s.Stalled().Round(time.Second), why(s, wait))
 	}
@@ -323,7 +335,7 @@ func done(s *checkpoint.ShardBranches) string {
 		return slices.Contains(s.Committed, g) || slices.Contains(s.RolledBack, g)
 	})
 	if len(left) > 0 {
-		parts = append(parts, "not ended by us: "+branchNames(left))
+		parts = append(parts, "gone, or not ended yet: "+branchNames(left))
 	}
 	if len(parts) == 0 {
 		return "nothing to do"

@@ -137,6 +137,10 @@ var ErrNotListed = errors.New("unknown XID")
 // connection could be had.
 var ErrNotSent = errors.New("statement not sent")
 
+// ErrTooLarge says of a failed Prepare that the branch is more than the server
+// takes in one: a smaller epoch may fit.
+var ErrTooLarge = errors.New("the epoch is too large for the shard")
+
 // ErrRolledBack says of a failed Prepare that the branch is gone.
 var ErrRolledBack = errors.New("branch rolled back")
 

@@ -211,9 +211,14 @@ func (f *fetcher) describe(partition int32, err error) error {
 	return fmt.Errorf("kafka: lane %s: fetch: %w", lane, err)
 }
 
+// recordBytes is what a record takes in memory beside its key, value and headers:
+// a flood of empty ones must be felt, too.
+const recordBytes = 256
+
 // convert makes the records that lanes read, with two allocations a batch.
 // Keys and values stay in the client's buffers, which it doesn't use again.
 func convert(from []*kgo.Record) (records []event.Record, bytes int) {
+	bytes = len(from) * recordBytes
 	headers := 0
 	for _, r := range from {
 		headers += len(r.Headers)

@@ -39,7 +39,7 @@ type Handler interface {
 	// Deliver gives records in the order of their offsets, control records
 	// among them. session is the number that the partition was started with:
 	// one of an older session is to be dropped. records is the handler's to
-	// keep; bytes is the size of their keys, values and headers. It must be
+	// keep; bytes is what they take in memory. It must be
 	// cheap: all partitions wait for it.
 	Deliver(partition int32, session uint64, records []event.Record, bytes int, highWatermark int64)
 

@@ -2,6 +2,7 @@ package pipeline
 
 import (
 	"sync"
+	"time"
 
 	"billing/internal/event"
 )
@@ -32,18 +33,21 @@ type inbox struct {
 	mu      sync.Mutex
 	session uint64 // batches of any other session are dropped
 	end     int64  // of the partition, as last delivered; -1 before
+	read    int64  // offset behind the last record delivered
 	batches []batch
 	bytes   int
 	paused  bool
+	unread  time.Time // since when nothing is delivered though there is more; zero otherwise
 }
 
-// open drops everything and accepts batches of the session from now on. 0
-// accepts none.
-func (b *inbox) open(session uint64) {
+// open drops everything and accepts batches of the session from now on, which
+// begin at the offset. Session 0 accepts none.
+func (b *inbox) open(session uint64, from int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.session = session
 	b.batches, b.bytes = nil, 0
+	b.read, b.unread = from, time.Time{}
 	if b.paused {
 		b.paused = false
 		b.source.Resume(b.partition)
@@ -58,7 +62,11 @@ func (b *inbox) put(x batch) {
 	}
 	b.batches = append(b.batches, x)
 	b.end = max(b.end, x.highWatermark)
+	if n := len(x.records); n > 0 {
+		b.read = x.records[n-1].Offset + 1
+	}
 	b.bytes += x.bytes
+	b.unread = time.Time{}
 	if b.bytes > inboxHigh && !b.paused {
 		b.paused = true
 		b.source.Pause(b.partition) // under the lock, so that it can't overtake a Resume
@@ -75,6 +83,20 @@ func (b *inbox) reach(end int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.end = max(b.end, end)
+	switch {
+	case b.session == 0 || len(b.batches) > 0 || b.end <= b.read:
+		b.unread = time.Time{}
+	case b.unread.IsZero():
+		b.unread = time.Now()
+	}
+}
+
+// unreadSince is since when nothing is delivered though there is more, as far as
+// it was looked at (see reach); zero when it is not so.
+func (b *inbox) unreadSince() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.unread
 }
 
 // reached is the largest end that was heard of; -1 before the first.

@@ -3,6 +3,8 @@ package pipeline
 import (
 	"context"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"billing/internal/event"
 )
@@ -33,7 +35,7 @@ func TestBatchesOfOlderSessionsAreDropped(t *testing.T) {
 	if _, ok := b.take(); ok {
 		t.Error("a batch before any session was taken")
 	}
-	b.open(2)
+	b.open(2, 0)
 	b.put(batch{session: 1, records: records})
 	b.put(batch{session: 2, records: records})
 	if x, ok := b.take(); !ok || x.session != 2 {
@@ -43,7 +45,7 @@ func TestBatchesOfOlderSessionsAreDropped(t *testing.T) {
 		t.Error("the older session's batch is still there")
 	}
 	b.put(batch{session: 2, records: records})
-	b.open(3)
+	b.open(3, 0)
 	if _, ok := b.take(); ok {
 		t.Error("a batch outlived its session")
 	}
@@ -53,7 +55,7 @@ func TestBatchesOfOlderSessionsAreDropped(t *testing.T) {
 // resumed when the lane has taken enough.
 func TestInboxIsBounded(t *testing.T) {
 	b, s := newTestInbox()
-	b.open(1)
+	b.open(1, 0)
 	for range 20 {
 		b.put(batch{session: 1, bytes: 1 << 20})
 	}
@@ -72,8 +74,47 @@ func TestInboxIsBounded(t *testing.T) {
 	for range 20 {
 		b.put(batch{session: 1, bytes: 1 << 20})
 	}
-	b.open(2)
+	b.open(2, 0)
 	if s.paused != 0 {
 		t.Error("the next session begins paused")
 	}
+}
+
+// TestUnread: an inbox knows since when nothing comes though there is more.
+func TestUnread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b, _ := newTestInbox()
+		unread := func(what string, want bool) {
+			t.Helper()
+			if got := b.unreadSince(); got.IsZero() == want {
+				t.Errorf("%s: unread since %v, want %t", what, got, want)
+			}
+		}
+		b.reach(7)
+		unread("no session", false)
+		b.open(1, 5)
+		unread("not looked yet", false)
+		b.reach(7)
+		unread("two are there", true)
+		since := b.unreadSince()
+		<-time.After(time.Minute)
+		b.reach(9)
+		if b.unreadSince() != since {
+			t.Errorf("more of it begins the time anew")
+		}
+		b.put(batch{session: 1, records: []event.Record{{Offset: 5}, {Offset: 6}}, highWatermark: 9})
+		unread("something has come", false)
+		b.reach(9)
+		unread("it is not taken yet", false)
+		b.take()
+		b.reach(9)
+		unread("and two more are there", true)
+		b.put(batch{session: 1, records: []event.Record{{Offset: 8, Control: true}}, highWatermark: 9})
+		b.take()
+		b.reach(9)
+		unread("all was delivered", false)
+		b.reach(10)
+		b.open(2, 10)
+		unread("another session", false)
+	})
 }

@@ -186,8 +186,8 @@ func (l *lane) session() (err error) {
 	// older session is dropped.
 	d := s.Decision()
 	number := l.p.session.Add(1)
-	l.inbox.open(number)
-	defer l.inbox.open(0)
+	l.inbox.open(number, d.Next)
+	defer l.inbox.open(0, 0)
 	l.p.source.Start(l.id.Partition, number, d.Next, d.LeaderEpoch)
 	defer l.p.source.Stop(l.id.Partition)
 	l.running(s.Incarnation(), &d)

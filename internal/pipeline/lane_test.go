@@ -499,3 +499,25 @@ func TestSilentShard(t *testing.T) {
 		})
 	}
 }
+
+// smallShard takes branches of so many records at most.
+type smallShard struct{ checkpoint.Shard }
+
+func (s smallShard) Prepare(ctx context.Context, b *checkpoint.Branch) error {
+	if b.Counts.In > 30 {
+		return fmt.Errorf("%w: %w", checkpoint.ErrRolledBack, checkpoint.ErrTooLarge)
+	}
+	return s.Shard.Prepare(ctx, b)
+}
+
+// TestEpochTooLargeForAShard: it is tried again with fewer records.
+func TestEpochTooLargeForAShard(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(c *pipeline.Config) { c.Job.Shards[1] = smallShard{c.Job.Shards[1]} })
+		r.run(func() {
+			r.topic.append(messages(0, 300)...)
+			sleep(10 * time.Minute)
+			want(t, "records", r.counts(), aggregate.Counts{In: 300, Applied: 300})
+		})
+	})
+}

@@ -39,6 +39,7 @@ type Status struct {
 	PendingSince time.Time // since when without a pause
 	Position     int64     // offset behind the last record taken
 	End          int64     // of the partition, as last heard of; -1 before
+	Unread       time.Time // since when nothing is delivered though the partition has more; zero otherwise
 	IDs          int64     // dedup entries
 	InDoubt      bool      // an epoch is between its barrier and its last commit, or was when its session ended
 }
@@ -78,6 +79,15 @@ func (s *Status) Failing() int {
 	return s.Failures
 }
 
+// Starved is for how long the lane runs and is delivered nothing although its
+// partition has more.
+func (s *Status) Starved() time.Duration {
+	if s.State != Running || s.Pending || s.Unread.IsZero() {
+		return 0
+	}
+	return time.Since(s.Unread)
+}
+
 // Stalled is for how long the lane has had records to decide and decided
 // nothing.
 func (s *Status) Stalled() time.Duration {
@@ -104,7 +114,7 @@ func (p *Pipeline) Status() []Status {
 		l.statusMu.Lock()
 		st := l.status
 		l.statusMu.Unlock()
-		st.End = l.inbox.reached()
+		st.End, st.Unread = l.inbox.reached(), l.inbox.unreadSince()
 		out = append(out, st)
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].Lane.Partition < out[j].Lane.Partition })

@@ -339,6 +339,10 @@ func (w *work) failed(e *checkpoint.Epoch, err error) {
 		w.l.retried.upTo = e.Next
 		return
 	}
+	if errors.Is(err, checkpoint.ErrTooLarge) {
+		w.halve(e, "an epoch was too large for a shard: the next ones are smaller")
+		return
+	}
 	sent := errors.Is(err, checkpoint.ErrOutcomeUnknown) || w.s.Decision().Next >= e.Next // to C7: its size was not too much
 	if sent || !errors.Is(err, context.DeadlineExceeded) || w.l.ctx.Err() != nil {
 		return
@@ -347,8 +351,13 @@ func (w *work) failed(e *checkpoint.Epoch, err error) {
 		w.l.retried.fits = 0 // more went through: a server that is silent. If it happens again, it is slow
 		return
 	}
+	w.halve(e, "an epoch took too long: the next ones are smaller")
+}
+
+// halve has the next session take half of the epoch's records.
+func (w *work) halve(e *checkpoint.Epoch, why string) {
 	w.l.retried.maxRecords = max(e.Counts.In/2, 1)
-	w.log.Warn("an epoch took too long: the next ones are smaller", "seq", w.s.Decision().Seq+1, "records", e.Counts.In, "next", w.l.retried.maxRecords)
+	w.log.Warn(why, "seq", w.s.Decision().Seq+1, "records", e.Counts.In, "next", w.l.retried.maxRecords)
 }
 
 // idle moves the offset of a lane that has had no records for a while.

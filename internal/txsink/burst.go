@@ -84,6 +84,9 @@ func (s *shard) Prepare(ctx context.Context, b *checkpoint.Branch) error {
 	if isAnswer(err, errDuplicate) {
 		return s.twice(ctx, b, part, err)
 	}
+	if isAnswer(err, errCacheFull) {
+		err = fmt.Errorf("%w: %w", checkpoint.ErrTooLarge, err)
+	}
 	return notBegun(err)
 }
 

@@ -211,6 +211,7 @@ const (
 	errNotNull       = 1048 // ER_BAD_NULL_ERROR
 	errDuplicate     = 1062 // ER_DUP_ENTRY
 	errNoSuchThread  = 1094 // ER_NO_SUCH_THREAD
+	errCacheFull     = 1197 // ER_TRANS_CACHE_FULL: max_binlog_cache_size
 	errUnknownXID    = 1397 // ER_XAER_NOTA
 	errXAPrivilege   = 1401 // ER_XAER_RMERR: what XA RECOVER says without XA_RECOVER_ADMIN
 	errXIDExists     = 1440 // ER_XAER_DUPID

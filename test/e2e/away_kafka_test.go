@@ -6,6 +6,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"billing/test/proxy"
 	"billing/test/servers"
 )
 
@@ -169,6 +172,27 @@ func TestBrokerAwayWhileIdle(t *testing.T) {
 	s.waitSays("/readyz", 200)
 	w.charge(0, 10)
 	w.waitAccounted()
+	s.stop()
+	w.exact()
+}
+
+// TestFetchingIsDead: everything works but the fetching of the input. A lane
+// that is delivered nothing says so, and the instance is not ready.
+func TestFetchingIsDead(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1, throughProxies())
+	s := w.run("")
+	w.charge(0, 10)
+	w.waitAccounted()
+	s.waitSays("/readyz", 200)
+	lost := w.kafkaProxy.Add(proxy.KafkaRule{Match: proxy.Key(kmsg.Fetch), Do: proxy.DropAnswer{Hang: true}})
+	lost.Await(t, 1)
+	w.charge(0, 50)
+	s.waitSays("/readyz", 503, "nothing was delivered for", "answer no fetch")
+	s.waitSays("/healthz", 200, "nothing was delivered for")
+	lost.Remove()
+	w.waitAccounted()
+	s.waitSays("/readyz", 200)
 	s.stop()
 	w.exact()
 }

@@ -186,7 +186,7 @@ func TestMySQLRefuses(t *testing.T) {
 		{on("SELECT GET_LOCK", everyEpoch, newSession), []proxy.Fail{failing(1317, "70100")}},
 		{on("XA START", everyEpoch, newSession), []proxy.Fail{failing(1399, "XAE07"), failing(1440, "XAE08")}},
 		{on("UPDATE billing_lane", everyEpoch, newSession), []proxy.Fail{failing(1205, "HY000"), failing(1290, "HY000"), failing(1836, "HY000")}},
-		{on("INSERT INTO billing_ledger", everyEpoch, newSession), []proxy.Fail{failing(1213, "40001"), failing(1062, "23000"), failing(3100, "HY000")}},
+		{on("INSERT INTO billing_ledger", everyEpoch, newSession), []proxy.Fail{failing(1213, "40001"), failing(1062, "23000"), failing(3100, "HY000"), failing(1197, "HY000")}},
 		{on("INSERT INTO billing_total ", everyEpoch, newSession), []proxy.Fail{failing(1317, "70100"), failing(2013, "HY000"), failing(3, "HY000")}},
 		{on("XA END", everyEpoch, newSession), []proxy.Fail{failing(1399, "XAE07")}},
 		{on("XA PREPARE", everyEpoch, newSession), []proxy.Fail{failing(1399, "XAE07"), failing(1402, "XA100"), failing(3100, "HY000")}},
@@ -205,6 +205,11 @@ func TestMySQLRefuses(t *testing.T) {
 				before := w.latest()
 				w.meets([]*proxy.Handle{w.loses(1, c.waited, answer)}, fmt.Sprint("error ", answer.Number))
 				w.follows(before, c.then)
+			}
+			if c.name == "INSERT INTO billing_ledger" { // 1197: the next epoch is smaller
+				if err := contains(s.output(), "too large for a shard"); err != nil {
+					t.Error(err)
+				}
 			}
 			if c.name == "SELECT @@server_uuid" {
 				if n := s.refused(1, "turned-away"); n < 1 {
