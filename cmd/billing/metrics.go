@@ -46,9 +46,9 @@ type LaneGauges struct {
 	Reason    string        // of a stopped or paused lane
 	Lag       int64         // offsets that are not decided
 	Age       time.Duration // of the largest event time that is decided, while there is lag
-	AgeKnown  bool
-	LagKnown  bool
-	Decided   time.Time // when a decision last moved the lane
+	AgeKnown  bool          // else Age is missing
+	LagKnown  bool          // likewise Lag
+	Decided   time.Time     // when a decision last moved the lane
 }
 
 var (

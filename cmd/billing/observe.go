@@ -66,7 +66,8 @@ func (v *view) status() []pipeline.Status {
 }
 
 // A lane is called stuck when it is stopped or paused, or after so many failed
-// sessions or so long a time without a decision.
+// sessions or so long a time without a decision, or without records though its
+// partition has more.
 const (
 	stuckFailures = 5
 	stuckAfter    = 2 * time.Minute
@@ -206,9 +207,7 @@ func gaugesOf(lanes []pipeline.Status, limit int64, now time.Time) Gauges {
 	g := Gauges{DedupLimit: limit}
 	for _, s := range lanes {
 		l := LaneGauges{Partition: s.Lane.Partition, State: string(s.State), Reason: s.Reason, Lag: s.Behind(), LagKnown: s.Known(), Decided: s.Moved}
-		if age, known := s.Age(now); known {
-			l.Age, l.AgeKnown = age, true
-		}
+		l.Age, l.AgeKnown = s.Age(now)
 		g.Lanes = append(g.Lanes, l)
 		g.DedupEntries += s.IDs
 		if s.InDoubt {

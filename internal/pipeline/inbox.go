@@ -32,7 +32,7 @@ type inbox struct {
 
 	mu      sync.Mutex
 	session uint64 // batches of any other session are dropped
-	end     int64  // of the partition, as last delivered; -1 before
+	end     int64  // of the partition, as last heard of; -1 before
 	read    int64  // offset behind the last record delivered
 	batches []batch
 	bytes   int

@@ -15,7 +15,7 @@ import (
 
 // The words of the log that these tests go by.
 const (
-	saysLost       = "lanes lost"            // the group has thrown this instance out, and its lanes have ended
+	saysLost       = "lanes lost"            // this instance and the group did not hear of each other, and its lanes have ended
 	saysEnded      = `msg="session ended`    // by an error, whichever
 	saysSuperseded = "superseded"            // the error says that there is a later owner
 	saysTakenOver  = `msg="lane taken over"` // S3
