@@ -51,6 +51,7 @@ CREATE TABLE IF NOT EXISTS billing_epoch (
   shard_rejects   BIGINT NOT NULL COMMENT 'of conflicts and rejected: kept on this shard',
   ledger_on       TINYINT NOT NULL COMMENT '1: what was booked is in billing_ledger; 0: the ledger was off',
   prepared_at     DATETIME(6) NOT NULL COMMENT 'UTC, clock of the service',
+  row_marks       MEDIUMBLOB NOT NULL COMMENT 'place and checksum of each row that the epoch has on this shard, so that a changed one can be named',
   digest          BINARY(32) NOT NULL COMMENT 'SHA-256 of the digest before it, the epoch''s rows on this shard, and this row',
   PRIMARY KEY (kafka_topic, kafka_partition, seq),
   CONSTRAINT billing_epoch_equation CHECK (records_in = applied + duplicates + conflicts + rejected),

@@ -3,10 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"strings"
 
-	"billing/cmd/billing/config"
 	"billing/internal/txsink"
 
 	"github.com/spf13/cobra"
@@ -45,15 +43,6 @@ server, as it does for run.`,
 	}
 	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT` (may be repeated); see run --help")
 	return cmd
-}
-
-// sinkConfig is the part of the configuration that MySQL's side needs.
-func sinkConfig(c *config.Config, logger *slog.Logger) txsink.Config {
-	shards := make([]txsink.ShardConfig, len(c.Shards))
-	for i, s := range c.Shards {
-		shards[i] = txsink.ShardConfig{Name: s.Name, DSN: s.DSN.Reveal()}
-	}
-	return txsink.Config{Job: c.Job, Shards: shards, LedgerEnabled: c.Ledger.Enabled, Logger: logger}
 }
 
 // checkDSN says whether MySQL's side can use a DSN, without a network.

@@ -161,12 +161,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 		return &usageError{err}
 	}
 	defer sink.Close()
-	kafka, err := consume.Open(consume.Config{
-		Brokers: c.Kafka.Brokers, Job: c.Job, Topic: c.Kafka.Topic, InstanceID: c.Kafka.InstanceID,
-		SessionTimeout: c.Kafka.SessionTimeout, TransactionTimeout: c.Kafka.TransactionTimeout,
-		MaxBatchBytes: c.Kafka.MaxBatchBytes, LeaveTimeout: leaveWithin, Logger: log,
-		Unreachable: func() { metrics.KafkaRefused(1) },
-	})
+	kafka, err := consume.Open(kafkaConfig(c, log, func() { metrics.KafkaRefused(1) }))
 	if err != nil {
 		return &usageError{err}
 	}
@@ -207,14 +202,8 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 		return nil
 	}
 
-	job := &checkpoint.Job{
-		Name: c.Job, Topic: c.Kafka.Topic, TopicID: input.ID, Partitions: input.Partitions, Set: sink.SetID(),
-		Fingerprint: checkpoint.Fingerprint(sink.SetID(), c.Aggregate.Window, c.Message.TypePrefix),
-		Settings:    checkpoint.Settings(c.Aggregate.Window, c.Message.TypePrefix),
-		Build:       thisBuild().Version, FirstStart: c.FirstStart,
-		Kafka: kafka, Shards: sink.Shards(), Limits: checkpoint.DefaultLimits(c.Kafka.TransactionTimeout),
-		Accept: accept, Listener: listener(metrics, view, log), //nolint:contextcheck // an event has none
-	}
+	job := newJob(c, sink, kafka, input, accept)
+	job.Listener = listener(metrics, view, log) //nolint:contextcheck // an event has none
 	// Before joining: a deployment that must not run takes no lanes from one
 	// that may.
 	if err := job.SameDeployment(found, input.ID, input.Partitions); err != nil {

@@ -34,14 +34,14 @@ const (
 	totalColumns  = `billing_total (total_key, kafka_topic, kafka_partition, tenant_id, account_id, sku, unit, currency, window_start, booked_period, charge_amount, credit_amount, quantity, entry_count, updated_at)`
 	ledgerColumns = `billing_ledger (kafka_topic, kafka_partition, kafka_offset, seq, tenant_id, source, event_id, entry_type, account_id, sku, unit, currency, amount, quantity, occurred_at, window_start, booked_period, dedup_key, content_hash)`
 	rejectColumns = `billing_rejects (kafka_topic, kafka_partition, kafka_offset, seq, kind, reason, detail, raw_size, raw_headers, value_hash)`
-	epochColumns  = `billing_epoch (kafka_topic, kafka_partition, seq, topic_id, incarnation, gtrid, offset_from, offset_next, records_in, applied, duplicates, conflicts, rejected, shard_applied, shard_rejects, ledger_on, prepared_at, digest)`
+	epochColumns  = `billing_epoch (kafka_topic, kafka_partition, seq, topic_id, incarnation, gtrid, offset_from, offset_next, records_in, applied, duplicates, conflicts, rejected, shard_applied, shard_rejects, ledger_on, prepared_at, row_marks, digest)`
 )
 
 func rightRows(shard int) []string {
 	statements := []string{`INSERT INTO ` + epochColumns + ` VALUES
-		('billing.events', 0, 1, 't', 1, 'g1', 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, NOW(6), 'd'),
-		('billing.events', 0, 2, 't', 3, 'g2', 1, 3, 2, 1, 1, 0, 0, 0, 0, 1, NOW(6), 'd'),
-		('billing.events', 1, 1, 't', 1, 'g3', 0, 3, 3, 1, 0, 1, 1, 0, 0, 1, NOW(6), 'd')`}
+		('billing.events', 0, 1, 't', 1, 'g1', 0, 1, 1, 1, 0, 0, 0, 0, 0, 1, NOW(6), '', 'd'),
+		('billing.events', 0, 2, 't', 3, 'g2', 1, 3, 2, 1, 1, 0, 0, 0, 0, 1, NOW(6), '', 'd'),
+		('billing.events', 1, 1, 't', 1, 'g3', 0, 3, 3, 1, 0, 1, 1, 0, 0, 1, NOW(6), '', 'd')`}
 	if shard == 0 {
 		return append(statements,
 			`INSERT INTO `+totalColumns+` VALUES ('k', 'billing.events', 0, 'default', 'a', 's', 'u', 'USD', '2026-01-31 23:00:00', '2026-01', 1.5, -0.5, 2, 2, NOW(6))`,

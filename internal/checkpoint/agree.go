@@ -53,6 +53,14 @@ func (s *Session) agree(ctx context.Context, r *Read) (Decision, error) {
 	return d, nil
 }
 
+// Foresee is S2's judgement on what was read of a lane under no fence: the
+// decision that a session would go on from, or the *Refusal that it would meet.
+// It changes nothing. What an owner at work does between two reads may look like
+// a refusal: who has one reads and asks again.
+func (job *Job) Foresee(ctx context.Context, lane Lane, r *Read) (Decision, error) {
+	return (&Session{job: job, lane: lane}).agree(ctx, r)
+}
+
 // partitionsChanged is why nothing goes on: keys have moved between lanes.
 func partitionsChanged(lane Lane, now, then int32) *Refusal {
 	return &Refusal{Scope: EndsProcess, Reason: ReasonPartitionsChanged, What: lane.String(),

@@ -48,6 +48,18 @@ func Open(ctx context.Context, job *Job, lane Lane, assigned func() bool, state 
 	return s, nil
 }
 
+// Settle is S0 to S4, for the operator's tools: afterwards nothing of the lane is
+// in doubt, and nobody owns it. It returns the decision that it settled by. Its
+// errors are Open's.
+func Settle(ctx context.Context, job *Job, lane Lane, assigned func() bool) (Decision, error) {
+	s := &Session{job: job, lane: lane, assigned: assigned, index: map[int64]int64{}, digests: make([][]byte, len(job.Shards))}
+	defer s.Close()
+	if err := s.takeOver(ctx); err != nil {
+		return Decision{}, &OpenError{At: s.at(cmp.Or(s.decision.Load(), &Decision{})), Err: err}
+	}
+	return s.Decision(), nil
+}
+
 // OpenError is why a session did not start, and how far it came.
 type OpenError struct {
 	At  At // its incarnation is 0 when the takeover is not known committed
@@ -61,6 +73,36 @@ func (e *OpenError) Unwrap() error { return e.Err }
 
 // open is S0 to S5.
 func (s *Session) open(ctx context.Context, state State) (err error) {
+	defer guard(&err)
+	if err := s.takeOver(ctx); err != nil {
+		return err
+	}
+
+	// S5: the dedup state is what it was at D. The sweep runs from here on: what
+	// a frozen predecessor prepares while a large state is restored would hold
+	// the lane's row when the first epoch needs it.
+	rctx, cancel := context.WithCancelCause(ctx)
+	swept := make(chan error, 1)
+	go func() {
+		err := s.Sweep(rctx)
+		if err != nil {
+			cancel(err)
+		}
+		swept <- err
+	}()
+	err = s.restore(rctx, state)
+	cancel(nil)
+	if serr := <-swept; serr != nil {
+		err = serr
+	}
+	if err != nil {
+		return s.unlessSuperseded(ctx, err)
+	}
+	return nil
+}
+
+// takeOver is S0 to S4.
+func (s *Session) takeOver(ctx context.Context) (err error) {
 	defer guard(&err)
 
 	// S0: only what is ours is touched.
@@ -103,27 +145,6 @@ func (s *Session) open(ctx context.Context, state State) (err error) {
 		return s.unlessSuperseded(ctx, err)
 	}
 	failpoint.Hit(failpoint.Settled, 0)
-
-	// S5: the dedup state is what it was at D. The sweep runs from here on: what
-	// a frozen predecessor prepares while a large state is restored would hold
-	// the lane's row when the first epoch needs it.
-	rctx, cancel := context.WithCancelCause(ctx)
-	swept := make(chan error, 1)
-	go func() {
-		err := s.Sweep(rctx)
-		if err != nil {
-			cancel(err)
-		}
-		swept <- err
-	}()
-	err = s.restore(rctx, state)
-	cancel(nil)
-	if serr := <-swept; serr != nil {
-		err = serr
-	}
-	if err != nil {
-		return s.unlessSuperseded(ctx, err)
-	}
 	return nil
 }
 

@@ -27,12 +27,9 @@ import (
 // by which a superseded owner makes the broker abort the living one's
 // transaction. Here nothing is sent that these lines don't send.
 type Owner struct {
-	client *Client
-	cl     *kgo.Client // this Owner's own: one connection serves one request at a time
-	lane   checkpoint.Lane
-	txnID  string
-
-	input, decisions, state *partitionLog
+	laneLogs // their client is this Owner's own: one connection serves one request at a time
+	client   *Client
+	txnID    string
 
 	id    int64 // of the producer, from the fence or the last known commit
 	epoch int16
@@ -64,14 +61,12 @@ func (c *Client) TransactionalID(lane checkpoint.Lane) string {
 // being written. InitProducerID may safely be repeated: each one only fences
 // again. A transaction time-out that the broker does not allow is a *Refusal.
 func (c *Client) Fence(ctx context.Context, lane checkpoint.Lane) (checkpoint.Owner, error) {
-	o := &Owner{client: c, lane: lane, txnID: c.TransactionalID(lane)}
-	var err error
-	if o.cl, err = kgo.NewClient(c.options(kgo.WithHooks(o))...); err != nil {
+	o := &Owner{client: c, txnID: c.TransactionalID(lane)}
+	cl, err := kgo.NewClient(c.options(kgo.WithHooks(o))...)
+	if err != nil {
 		return nil, fmt.Errorf("kafka: lane %s: %w", lane, err)
 	}
-	o.input = newPartitionLog(o.cl, lane.Topic, lane.Partition)
-	o.decisions = newPartitionLog(o.cl, c.DecisionTopic(), lane.Partition)
-	o.state = newPartitionLog(o.cl, c.StateTopic(), lane.Partition)
+	o.laneLogs = c.logsOf(cl, lane)
 
 	req := kmsg.NewPtrInitProducerIDRequest()
 	req.TransactionalID = kmsg.StringPtr(o.txnID)

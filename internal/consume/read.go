@@ -12,11 +12,43 @@ import (
 	"billing/internal/checkpoint"
 )
 
+// laneLogs are the partitions that a lane is made of, by one client. They are
+// used by one goroutine at a time.
+type laneLogs struct {
+	cl    *kgo.Client
+	group string
+	lane  checkpoint.Lane
+
+	input, decisions, state *partitionLog
+}
+
+func (c *Client) logsOf(cl *kgo.Client, lane checkpoint.Lane) laneLogs {
+	return laneLogs{
+		cl: cl, group: c.cfg.Job, lane: lane,
+		input:     newPartitionLog(cl, lane.Topic, lane.Partition),
+		decisions: newPartitionLog(cl, c.DecisionTopic(), lane.Partition),
+		state:     newPartitionLog(cl, c.StateTopic(), lane.Partition),
+	}
+}
+
 // Read is S2's reading. Under this Owner's fence all of it is final, except
 // for what a later owner does.
 func (o *Owner) Read(ctx context.Context) (checkpoint.Read, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.client.cfg.ReadTimeout)
 	defer cancel()
+	return o.readStable(ctx)
+}
+
+// Look is Read for who is no owner, such as the operator's tools: stable, but
+// under no fence. An owner at work moves on meanwhile, also between the reading
+// of the two copies of its decision; who has to know reads again. It waits for
+// an open Kafka transaction of the lane until ctx ends.
+func (c *Client) Look(ctx context.Context, partition int32) (checkpoint.Read, error) {
+	o := c.logsOf(c.fetch.cl, checkpoint.Lane{Topic: c.cfg.Topic, Partition: partition})
+	return o.readStable(ctx)
+}
+
+func (o *laneLogs) readStable(ctx context.Context) (checkpoint.Read, error) {
 	r, err := o.read(ctx)
 	if err != nil {
 		return checkpoint.Read{}, fmt.Errorf("kafka: lane %s: %w", o.lane, err)
@@ -24,7 +56,7 @@ func (o *Owner) Read(ctx context.Context) (checkpoint.Read, error) {
 	return r, nil
 }
 
-func (o *Owner) read(ctx context.Context) (r checkpoint.Read, err error) {
+func (o *laneLogs) read(ctx context.Context) (r checkpoint.Read, err error) {
 	if r.LogStart, r.LogEnd, err = o.input.bounds(ctx); err != nil {
 		return r, err
 	}
@@ -64,14 +96,14 @@ func (o *Owner) read(ctx context.Context) (r checkpoint.Read, err error) {
 // readOffset reads the group's offset of the lane with require-stable: without
 // it the broker answers the old offset after an acknowledged commit, while the
 // markers are still being written.
-func (o *Owner) readOffset(ctx context.Context, r *checkpoint.Read) error {
+func (o *laneLogs) readOffset(ctx context.Context, r *checkpoint.Read) error {
 	return o.input.retry(ctx, "the group's offset of", func() error {
 		req := kmsg.NewPtrOffsetFetchRequest()
 		req.RequireStable = true
 		rt := kmsg.NewOffsetFetchRequestGroupTopic()
 		rt.Topic, rt.TopicID, rt.Partitions = o.lane.Topic, o.input.id, []int32{o.lane.Partition}
 		rg := kmsg.NewOffsetFetchRequestGroup()
-		rg.Group = o.client.cfg.Job
+		rg.Group = o.group
 		rg.Topics = append(rg.Topics, rt)
 		req.Groups = append(req.Groups, rg)
 		resp, err := req.RequestWith(ctx, o.cl)

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"hash"
+	"hash/crc32"
 	"strconv"
 	"strings"
 	"time"
@@ -243,7 +244,16 @@ func detailText(s string) string {
 //	   currency, charge_amount, credit_amount, entry_count
 //	E  billing_epoch: kafka_topic, kafka_partition, seq, topic_id, incarnation,
 //	   gtrid, offset_from, offset_next, records_in, applied, duplicates,
-//	   conflicts, rejected, shard_applied, shard_rejects, ledger_on, prepared_at
+//	   conflicts, rejected, shard_applied, shard_rejects, ledger_on, prepared_at,
+//	   row_marks
+//
+// billing_epoch.row_marks has a mark for each of the rows L, R and S, in that
+// order, so that the one that was changed can be named. A mark is the row's tag,
+// its place, and the CRC-32C (Castagnoli, four bytes big-endian) of the row as
+// above, its tag included. The place of L and R is an unsigned varint: the
+// row's kafka_offset less that of the row before it with the same tag, for the
+// first one less offset_from. The place of S is the currency, its length as an
+// unsigned varint before it.
 //
 // The same encoding of columns, without a tag, makes two more hashes:
 // billing_total.total_key is the first 16 bytes of SHA-256 over kafka_topic,
@@ -255,6 +265,33 @@ const (
 	tagSum    = 'S'
 	tagEpoch  = 'E'
 )
+
+// rowMarks is row_marks while it is built.
+type rowMarks struct {
+	enc    []byte
+	offset int64 // of the last row with this tag; before the first, offset_from
+}
+
+// begin begins the marks of another tag.
+func (m *rowMarks) begin(offsetFrom int64) { m.offset = offsetFrom }
+
+// at marks a row by its offset. row is its encoding.
+func (m *rowMarks) at(offset int64, row []byte) {
+	m.enc = append(m.enc, row[0])
+	m.enc = binary.AppendUvarint(m.enc, uint64(offset-m.offset))
+	m.offset = offset
+	m.enc = binary.BigEndian.AppendUint32(m.enc, crc32.Checksum(row, castagnoli))
+}
+
+// of marks a row by its currency.
+func (m *rowMarks) of(currency string, row []byte) {
+	m.enc = append(m.enc, row[0])
+	m.enc = binary.AppendUvarint(m.enc, uint64(len(currency)))
+	m.enc = append(m.enc, currency...)
+	m.enc = binary.BigEndian.AppendUint32(m.enc, crc32.Checksum(row, castagnoli))
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // appendColumn appends one column's value.
 func appendColumn[T string | []byte](dst []byte, v T) []byte {

@@ -19,8 +19,10 @@ import (
 // Supported names the servers that are known to keep what they acknowledge.
 const Supported = "MySQL 8.0.30 or later"
 
-// minPacket is the smallest max_allowed_packet that every statement fits in.
-const minPacket = maxRow
+// minPacket is the smallest max_allowed_packet that every statement fits in. The
+// longest has the marks of a million rows, which is the most of an epoch (see
+// checkpoint.max_records): 7 bytes each, written as hex.
+const minPacket = 16 << 20
 
 // server is what the fitness of a MySQL server is judged by.
 type server struct {
@@ -205,7 +207,7 @@ func (v *server) settingsProblems(shard string) (problems []error) {
 	want("xa_detach_on_prepare", "ON", "a prepared branch would stay with its connection and die with it")
 	if n, err := strconv.Atoi(v.vars["max_allowed_packet"]); err != nil || n < minPacket {
 		problems = append(problems, refuse(checkpoint.ReasonShardUnfit, shard,
-			fmt.Sprintf("max_allowed_packet is %s: a kept record may not fit", v.vars["max_allowed_packet"]),
+			fmt.Sprintf("max_allowed_packet is %s: an epoch's row may not fit", v.vars["max_allowed_packet"]),
 			fmt.Sprintf("SET PERSIST max_allowed_packet = %d, or more", 64<<20)))
 	}
 	return problems

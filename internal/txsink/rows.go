@@ -22,7 +22,8 @@ const (
 	// does not fit its caches (a fifth slower at 1 MiB).
 	maxStatement = 128 << 10
 	// maxRow bounds a row, which is sent alone if it is longer than a statement
-	// may be. The largest is a kept record's.
+	// may be. The largest is a kept record's; only an epoch's row can be longer,
+	// with its row_marks: see minPacket.
 	maxRow = 1 << 20
 )
 
@@ -30,8 +31,9 @@ const (
 // their buffers.
 type writer struct {
 	statement
-	spare []byte // the row that did not fit
-	keys  []totalRow
+	spare    []byte // the row that did not fit
+	keys     []totalRow
+	rowMarks rowMarks
 
 	exec       func(ctx context.Context, sql string) (affected int64, err error)
 	branch     *checkpoint.Branch
@@ -56,6 +58,7 @@ var writers = sync.Pool{New: func() any {
 // free drops what belongs to the epoch and keeps the buffers.
 func (w *writer) free() {
 	clear(w.keys)
+	w.rowMarks.enc = w.rowMarks.enc[:0]
 	w.exec, w.branch = nil, nil
 	writers.Put(w)
 }
@@ -123,6 +126,7 @@ func (w *writer) lane() {
 var errLedgerRows = errors.New("billing_ledger")
 
 func (w *writer) ledger(ctx context.Context, rows []aggregate.LedgerRow) error {
+	w.rowMarks.begin(w.branch.OffsetFrom)
 	t := &table{
 		name: "insert into billing_ledger",
 		head: "INSERT INTO billing_ledger (kafka_topic, kafka_partition, kafka_offset, seq, tenant_id, source, event_id, entry_type, account_id, sku, unit, currency, amount, quantity, note, occurred_at, window_start, booked_period, dedup_key, content_hash) VALUES ",
@@ -161,6 +165,7 @@ func (w *writer) ledger(ctx context.Context, rows []aggregate.LedgerRow) error {
 		w.bytes(r.Key[:])
 		w.bytes(r.Content[:])
 		w.end()
+		w.rowMarks.at(r.Offset, w.enc)
 		if err := w.fit(ctx, t, i, mark); err != nil {
 			return fmt.Errorf("%w: %w", errLedgerRows, err)
 		}
@@ -232,6 +237,7 @@ func (w *writer) totalKey(k *aggregate.TotalKey) (key [16]byte) {
 }
 
 func (w *writer) rejects(ctx context.Context, rows []aggregate.RejectRow) error {
+	w.rowMarks.begin(w.branch.OffsetFrom)
 	t := &table{
 		name: "insert into billing_rejects",
 		head: "INSERT INTO billing_rejects (kafka_topic, kafka_partition, kafka_offset, seq, kind, reason, detail, raw_key, raw_value, raw_size, raw_headers, value_hash) VALUES ",
@@ -256,6 +262,7 @@ func (w *writer) rejects(ctx context.Context, rows []aggregate.RejectRow) error 
 		w.bytes(headers)
 		w.bytes(r.Hash[:])
 		w.end()
+		w.rowMarks.at(r.Offset, w.enc)
 		if err := w.fit(ctx, t, i, mark); err != nil {
 			return err
 		}
@@ -282,6 +289,7 @@ func (w *writer) sums(ctx context.Context, sums map[string]*aggregate.CurrencySu
 		w.sum(sums[currency].Credit)
 		w.int(sums[currency].Entries)
 		w.end()
+		w.rowMarks.of(currency, w.enc)
 		if err := w.fit(ctx, t, i, mark); err != nil {
 			return err
 		}
@@ -294,7 +302,7 @@ func (w *writer) sums(ctx context.Context, sums map[string]*aggregate.CurrencySu
 func (w *writer) epoch(ctx context.Context, part *aggregate.Part, ledgerOn bool) error {
 	t := &table{
 		name:     "insert into billing_epoch",
-		head:     "INSERT INTO billing_epoch (kafka_topic, kafka_partition, seq, topic_id, incarnation, gtrid, offset_from, offset_next, records_in, applied, duplicates, conflicts, rejected, shard_applied, shard_rejects, ledger_on, prepared_at, digest) VALUES ",
+		head:     "INSERT INTO billing_epoch (kafka_topic, kafka_partition, seq, topic_id, incarnation, gtrid, offset_from, offset_next, records_in, applied, duplicates, conflicts, rejected, shard_applied, shard_rejects, ledger_on, prepared_at, row_marks, digest) VALUES ",
 		affected: exactly,
 	}
 	b := w.branch
@@ -320,6 +328,7 @@ func (w *writer) epoch(ctx context.Context, part *aggregate.Part, ledgerOn bool)
 		w.int(0)
 	}
 	w.micros(w.preparedAt)
+	w.bytes(w.rowMarks.enc)
 	w.hash.Write(w.enc)
 	w.bytes(w.hash.Sum(nil))
 	w.endUnhashed()

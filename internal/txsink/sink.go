@@ -15,6 +15,7 @@
 package txsink
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -196,6 +197,29 @@ func (s *Sink) Shards() []checkpoint.Shard {
 		shards[i] = sh
 	}
 	return shards
+}
+
+// Reader gives a connection of its own to a shard, for the tools that only read,
+// also for hours and beside the service. It writes nothing: its transactions are
+// READ ONLY. It works before Check, so nothing is known of the server yet. The
+// caller closes it, and uses the Sink for nothing that writes.
+func (s *Sink) Reader(ctx context.Context, shard int) (*sql.Conn, error) {
+	sh := s.shards[shard]
+	c, err := sh.db.Conn(ctx)
+	if err != nil {
+		return nil, sh.failed(fmt.Errorf("connect: %w", err))
+	}
+	// The connection idles while other shards are read, and the server waits for
+	// a reader that has much to compute.
+	for _, statement := range []string{
+		"SET SESSION wait_timeout = 86400", "SET SESSION net_write_timeout = 3600",
+		"SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY",
+	} {
+		if _, err := c.ExecContext(ctx, statement); err != nil {
+			return nil, errors.Join(sh.failed(fmt.Errorf("prepare to read: %w", err)), c.Close())
+		}
+	}
+	return c, nil
 }
 
 // Close closes the pools. Branches that are prepared stay prepared.
