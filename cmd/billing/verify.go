@@ -167,7 +167,7 @@ func (w *verifyText) end(sum audit.Summary, failure error) error {
 	}
 	decisions := "the decisions in Kafka agree"
 	if !sum.Compared {
-		decisions = "the decisions in Kafka were not all compared"
+		decisions = "the decisions in Kafka were not compared, see the notes"
 	}
 	doubt := ""
 	if sum.InDoubt > 0 {

@@ -34,6 +34,8 @@ type MySQL interface {
 
 // Kafka is what an audit needs of Kafka.
 type Kafka interface {
+	// Partitions is the input's number of partitions.
+	Partitions(ctx context.Context) (int32, error)
 	// Look reads what Kafka knows of a lane of the input, stably and under no
 	// fence. It waits for an open Kafka transaction of the lane until ctx ends.
 	Look(ctx context.Context, partition int32) (checkpoint.Read, error)

@@ -300,6 +300,9 @@ func (v *verifier) tellDoubt(b listed, decided map[checkpoint.Lane]*checkpoint.D
 	v.told.doubt(d)
 }
 
+// reachable is for how long Kafka is tried to be reached.
+const reachable = 4 * time.Second
+
 // decisions reads the lanes' decisions from Kafka. What can't be read is noted,
 // and then missing.
 func (v *verifier) decisions(ctx context.Context) map[checkpoint.Lane]*checkpoint.Decision {
@@ -308,13 +311,15 @@ func (v *verifier) decisions(ctx context.Context) map[checkpoint.Lane]*checkpoin
 		v.told.note("decisions were not compared: no Kafka was asked")
 		return decided
 	}
-	ctx, cancel := context.WithTimeout(ctx, v.cfg.Patience)
-	defer cancel()
-	first, err := v.cfg.Kafka.Look(ctx, 0)
+	first, stop := context.WithTimeout(ctx, min(reachable, v.cfg.Patience))
+	partitions, err := v.cfg.Kafka.Partitions(first)
+	stop()
 	if err != nil {
 		v.told.note("decisions were not compared: %s", oneLine(err))
 		return decided
 	}
+	ctx, cancel := context.WithTimeout(ctx, v.cfg.Patience)
+	defer cancel()
 	claims := map[checkpoint.Lane]int64{}
 	for _, l := range v.lanes {
 		for _, s := range l.sides {
@@ -327,7 +332,7 @@ func (v *verifier) decisions(ctx context.Context) map[checkpoint.Lane]*checkpoin
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	turns := make(chan struct{}, 8) // lanes that are read at the same time
-	for p := range first.Partitions {
+	for p := range partitions {
 		turns <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-turns }()
