@@ -27,6 +27,9 @@ func (v *verifier) behind(ctx context.Context) error {
 		return err
 	}
 	for _, l := range lates {
+		if stay, err = v.settle(ctx, l, stay); err != nil {
+			return err
+		}
 		if err := v.tellLate(ctx, l, stay); err != nil {
 			return err
 		}
@@ -175,6 +178,32 @@ func (l *late) look(ctx context.Context) error {
 	}, "SELECT gtrid FROM billing_epoch WHERE kafka_topic = ? AND kafka_partition = ? AND seq = ?", l.id.Topic, l.id.Partition, l.to)
 }
 
+// neither is for how long an epoch may be neither a row nor prepared: a commit
+// that is executing is in neither.
+const neither = 5 * time.Second
+
+// settle looks again where an epoch is neither there nor in doubt: its commit may
+// be executing, or it was ended between the look at the rows and that at the list.
+func (v *verifier) settle(ctx context.Context, l *late, stay []listed) ([]listed, error) {
+	is := func(b listed) bool { return b.shard == l.number && b.gtrid == l.gtrid }
+	for until := time.Now().Add(min(neither, v.cfg.Patience)); !l.arrived && !slices.ContainsFunc(stay, is) && time.Now().Before(until); {
+		now, err := v.prepared(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if i := slices.IndexFunc(now, is); i >= 0 {
+			stay = append(stay, now[i])
+		}
+		if err := l.look(ctx); err != nil {
+			return nil, err
+		}
+		if err := pause(ctx, lookAgain); err != nil {
+			return nil, err
+		}
+	}
+	return stay, nil
+}
+
 // tellLate tells what is missing on a shard that was behind. A branch that is
 // prepared is in doubt, and nothing is missing as long as it is.
 func (v *verifier) tellLate(ctx context.Context, l *late, stay []listed) error {
@@ -184,7 +213,7 @@ func (v *verifier) tellLate(ctx context.Context, l *late, stay []listed) error {
 	if l.arrived {
 		return nil
 	}
-	to := l.to
+	to := l.to // beyond it nothing is missing
 	if slices.ContainsFunc(stay, func(b listed) bool { return b.shard == l.number && b.gtrid == l.gtrid }) {
 		to--
 	}

@@ -206,7 +206,9 @@ func (l *lane) cut(to int64) (end int64) {
 	for _, s := range l.sides {
 		i, _ := slices.BinarySearchFunc(s.epochs, to+1, func(e *epoch, seq int64) int { return int(e.seq - seq) })
 		if i < len(s.epochs) {
-			votes[s.epochs[i].from]++ // if it is the next epoch's
+			if s.epochs[i].seq == to+1 {
+				votes[s.epochs[i].from]++
+			}
 			s.ended = false
 		}
 		s.epochs = s.epochs[:i]
