@@ -201,6 +201,9 @@ func (v *verifier) settle(ctx context.Context, l *late, stay []listed) ([]listed
 			return nil, err
 		}
 	}
+	if l.arrived {
+		stay = slices.DeleteFunc(stay, is)
+	}
 	return stay, nil
 }
 
