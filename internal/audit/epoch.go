@@ -182,6 +182,7 @@ func (s *side) digests(ctx context.Context) error {
 		e.hash.Write(e.enc)
 		e.computed = e.hash.Sum(nil)
 		e.sound = len(e.follows) > 0 && bytes.Equal(e.computed, e.digest)
+		s.proven = s.proven || e.sound
 		if !e.sound {
 			if before != nil && before.seq == e.seq-1 && !before.sound {
 				// Perhaps it is only the digest before that was changed.

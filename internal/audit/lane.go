@@ -43,12 +43,13 @@ type side struct {
 	lines  map[Difference]bool // rows that a line was found for: shard, table and key
 
 	off     bool // an epoch was written with the ledger off
+	proven  bool // an epoch's digest was right
 	scratch []byte
 }
 
 // laneRow is a row of billing_lane.
 type laneRow struct {
-	topicID          string
+	topic, topicID   string
 	incarnation, seq int64
 	next             int64
 }
@@ -347,11 +348,16 @@ func (s *side) end() {
 		last = s.epochs[n-1]
 	}
 	key := laneKey(id)
+	if s.row != nil && s.row.topic != id.Topic {
+		s.tell(tableLane, key, fmt.Sprintf("kafka_topic is %q", s.row.topic), fmt.Sprintf("%q", id.Topic))
+	}
 	switch {
 	case last == nil && s.row == nil:
 	case last == nil:
 		s.tell(tableLane, key, fmt.Sprintf("seq is %d", s.row.seq), "no row: billing_epoch has no epoch of the lane")
 		s.tell(tableEpoch, epochsKey(id, 1, s.row.seq), "there is no row"+s.strayRows(1, s.row.seq), "one for each epoch that billing_lane tells of")
+	case s.row == nil && !s.proven:
+		s.tell(tableEpoch, epochKey(id, last.seq), "a row that no epoch has written", "none: billing_lane has no row of the lane, and no digest is right")
 	case s.row == nil:
 		s.tell(tableLane, key, "there is no row", fmt.Sprintf("one with seq %d, the last of billing_epoch", last.seq))
 	case s.row.seq > last.seq:
