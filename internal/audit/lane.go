@@ -256,7 +256,7 @@ func (l *lane) seqs() []int64 {
 // together compares one epoch on all shards.
 func (l *lane) together(seq int64) {
 	var first *side
-	var applied, rejects int64
+	var applied, rejects, conflicts int64
 	everywhere, sound := true, true
 	for _, s := range l.sides {
 		e := s.bySeq[seq]
@@ -266,6 +266,7 @@ func (l *lane) together(seq int64) {
 		}
 		applied += e.shardApplied
 		rejects += e.shardRejects
+		conflicts += e.conflicts
 		sound = sound && e.sound
 		if first == nil {
 			first = s
@@ -283,6 +284,9 @@ func (l *lane) together(seq int64) {
 	}
 	if rejects != e.counts.Conflicts+e.counts.Rejected {
 		first.tell(tableEpoch, epochKey(l.id, seq), fmt.Sprintf("conflicts and rejected are %d", e.counts.Conflicts+e.counts.Rejected), fmt.Sprintf("%d, which the shards keep of them together", rejects))
+	}
+	if conflicts != e.counts.Conflicts {
+		first.tell(tableEpoch, epochKey(l.id, seq), fmt.Sprintf("conflicts is %d", e.counts.Conflicts), fmt.Sprintf("%d, which the shards keep of them together", conflicts))
 	}
 }
 
