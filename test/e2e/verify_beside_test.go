@@ -115,10 +115,8 @@ func TestVerifyWithServersAway(t *testing.T) {
 	for name, on := range map[string]func(bool){"refuses": w.shardProxy[1].Refuse, "is silent": w.shardProxy[1].Freeze} {
 		on(true)
 		v := w.mustVerify(t, 4)
-		for _, want := range []string{"s1", "Next step"} {
-			if !strings.Contains(v.stderr, want) {
-				t.Errorf("a shard %s, and it does not say %s: %s", name, want, v)
-			}
+		if !strings.Contains(v.stderr, "shard s1") || strings.Contains(v.stderr, "shard s0") {
+			t.Errorf("shard s1 %s, and it says %s", name, v)
 		}
 		on(false)
 	}

@@ -1,10 +1,7 @@
 package e2e
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"strings"
 	"testing"
 )
@@ -227,84 +224,4 @@ func TestVerifyFindsMovedMoney(t *testing.T) {
 			}
 		})
 	}
-}
-
-// TestVerifyFollowsTheChain: a row is changed, and the epoch's marks and digest are
-// computed again, as somebody would do who knows how. The epoch behind it knows the
-// digest that was there.
-func TestVerifyFollowsTheChain(t *testing.T) {
-	t.Parallel()
-	w := rich(t, 2)
-	const shard, seq = 1, 2
-	const digests = "SELECT HEX(CONCAT(row_marks, digest)) FROM billing_epoch ORDER BY kafka_partition, seq"
-	before := w.column(digests)
-	if w.sign(shard, 0, seq); w.column(digests) != before {
-		t.Fatalf("marks and digests were\n%s\nand are computed as\n%s", before, w.column(digests))
-	}
-	row := column(t, w.shards[shard], "SELECT kafka_offset FROM billing_ledger WHERE "+w.laneIs(0)+" AND seq = ? LIMIT 1", seq)[0]
-	w.exec(shard, "UPDATE billing_ledger SET note = 'another' WHERE "+w.laneIs(0)+" AND kafka_offset = ?", row)
-	ledger := fmt.Sprintf("%s/0 offset %s", w.topic, row)
-	if v := w.mustVerify(t, 1); len(v.Differences) != 1 || !v.has(shard, "billing_ledger", ledger) {
-		t.Errorf("it should name %s only: %s", ledger, v)
-	}
-	w.sign(shard, 0, seq)
-	v := w.mustVerify(t, 1)
-	if want := fmt.Sprintf("%s/0 epoch %d", w.topic, seq+1); len(v.Differences) != 1 || !v.has(shard, "billing_epoch", want) {
-		t.Errorf("it should name %s only: %s", want, v)
-	}
-}
-
-// digested are the rows of an epoch that its digest covers, in order.
-var digested = []struct{ tag, table, columns, order string }{
-	{"L", "billing_ledger", "kafka_topic, kafka_partition, kafka_offset, seq, tenant_id, source, event_id, entry_type, account_id, sku, unit, currency, amount, quantity, note, occurred_at, window_start, booked_period, dedup_key, content_hash", "kafka_offset"},
-	{"R", "billing_rejects", "kafka_topic, kafka_partition, kafka_offset, seq, kind, reason, detail, raw_key, raw_value, raw_size, raw_headers, value_hash", "kafka_offset"},
-	{"S", "billing_epoch_sum", "kafka_topic, kafka_partition, seq, currency, charge_amount, credit_amount, entry_count", "currency"},
-	{"E", "billing_epoch", "kafka_topic, kafka_partition, seq, topic_id, incarnation, gtrid, offset_from, offset_next, records_in, applied, duplicates, conflicts, rejected, shard_applied, shard_rejects, ledger_on, prepared_at, row_marks", "seq"},
-}
-
-// sign computes an epoch's marks and digest from its rows as they are now.
-func (w *world) sign(shard int, partition int32, seq int64) {
-	w.t.Helper()
-	db := w.shards[shard]
-	epoch := fmt.Sprintf(" WHERE %s AND seq = %d", w.laneIs(partition), seq)
-	previous := []byte(column(w.t, db, fmt.Sprintf("SELECT digest FROM billing_epoch WHERE %s AND seq = %d", w.laneIs(partition), seq-1))[0])
-	h := sha256.New()
-	h.Write(previous)
-	var marks []byte
-	for _, d := range digested {
-		if d.tag == "E" {
-			w.exec(shard, fmt.Sprintf("UPDATE billing_epoch SET row_marks = X'%x'%s", marks, epoch))
-		}
-		before := number(column(w.t, db, "SELECT offset_from FROM billing_epoch"+epoch)[0])
-		t := table{name: d.table}
-		for _, name := range strings.Split(d.columns, ", ") {
-			t.columns = append(t.columns, tableColumn{name: name, key: name == d.order})
-		}
-		t.read(w.t, db)
-		for _, row := range t.rows {
-			if t.of(row, "seq") != fmt.Sprint(seq) || t.of(row, "kafka_partition") != fmt.Sprint(partition) {
-				continue
-			}
-			enc := []byte(d.tag)
-			for _, v := range row {
-				length := uint32(len(v))
-				if v == nil {
-					length = 1<<32 - 1
-				}
-				enc = append(binary.BigEndian.AppendUint32(enc, length), v...)
-			}
-			h.Write(enc)
-			marks = append(marks, d.tag...)
-			if d.tag == "S" {
-				currency := t.of(row, "currency")
-				marks = append(binary.AppendUvarint(marks, uint64(len(currency))), currency...)
-			} else if d.tag != "E" {
-				offset := number(t.of(row, "kafka_offset"))
-				marks = binary.AppendUvarint(marks, uint64(offset-before))
-				before = offset
-			}
-			marks = binary.BigEndian.AppendUint32(marks, crc32.Checksum(enc, crc32.MakeTable(crc32.Castagnoli)))
-		}
-	}
-	w.exec(shard, fmt.Sprintf("UPDATE billing_epoch SET digest = X'%x'%s", h.Sum(nil), epoch))
 }
