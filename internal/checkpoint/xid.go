@@ -52,6 +52,9 @@ func lanePrefix(owner string, topic UUID, partition int32) string {
 	return owner + hex.EncodeToString(sum[:])[:xidTopic] + fmt.Sprintf("%08x", uint32(partition))
 }
 
+// OnTopic reports whether the branch is of a lane of the topic with this id.
+func (n Name) OnTopic(topic UUID) bool { return n.Lane == lanePrefix(n.Owner, topic, n.Partition) }
+
 func newGTRID(lanePrefix string, incarnation, seq int64) GTRID {
 	assert(0 < incarnation && incarnation <= maxNum, "incarnation %d fits a gtrid", incarnation)
 	assert(0 < seq && seq <= maxNum, "seq %d fits a gtrid", seq)

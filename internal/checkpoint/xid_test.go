@@ -26,6 +26,9 @@ func TestGTRIDForm(t *testing.T) {
 				if n != want {
 					t.Errorf("%s: %+v, want %+v", g, n, want)
 				}
+				if !n.OnTopic(UUID{1}) || n.OnTopic(UUID{2}) {
+					t.Errorf("%s is on topic %s: %t, on another: %t", g, UUID{1}, n.OnTopic(UUID{1}), n.OnTopic(UUID{2}))
+				}
 				if !strings.HasPrefix(string(g), owner) || !strings.HasPrefix(string(g), lane) {
 					t.Errorf("%s does not begin with %s and %s", g, owner, lane)
 				}
