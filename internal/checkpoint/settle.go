@@ -20,6 +20,7 @@ const (
 	rollBack                  // of a session that is dead for ever
 	superseded                // of a later session: we are not the owner
 	older                     // of an epoch before D's: the shard has come back older
+	beyond                    // of an epoch behind the one that follows D's: Kafka has lost decisions
 	impossible                // carries our incarnation, and we have not prepared it
 )
 
@@ -38,6 +39,8 @@ func judge(g GTRID, n Name, d *Decision, ours int64, running bool) verdict {
 		return superseded
 	case n.Seq < d.Seq:
 		return older // the lock of the lane's row allows one undecided epoch: touch nothing
+	case n.Incarnation < ours && n.Seq > d.Seq+1:
+		return beyond // it was prepared on top of an epoch that was decided: so may this one have been
 	case n.Incarnation < ours:
 		return rollBack
 	case running:
@@ -253,6 +256,10 @@ func (s *Session) act(ctx context.Context, i int, shard Shard, g GTRID, d *Decis
 		return v, &Refusal{Reason: ReasonOldBranch, What: s.lane.String(),
 			Wrong: fmt.Sprintf("shard %s has the prepared branch %s of epoch %d, but epoch %d is decided: the shard has come back older than it was", shard.Name(), g, n.Seq, d.Seq),
 			Next:  "find out from which backup or replica it was restored, and do not end the branch by hand before; see the runbook"}
+	case beyond:
+		return v, &Refusal{Reason: ReasonShardAhead, What: s.lane.String(),
+			Wrong: fmt.Sprintf("shard %s has the prepared branch %s of epoch %d, but the decision in Kafka is of epoch %d (offset %d): Kafka has lost decisions, perhaps this branch's own", shard.Name(), g, n.Seq, d.Seq, d.Next),
+			Next:  "restore the group's offsets and topic " + s.job.Name + ".decision; see the runbook"}
 	case impossible:
 		return v, &Refusal{Reason: ReasonInvariant, What: s.lane.String(),
 			Wrong: fmt.Sprintf("shard %s has the prepared branch %s with this session's incarnation, before the session has prepared anything", shard.Name(), g),

@@ -246,7 +246,7 @@ func (m *migrator) noBranches(ctx context.Context) error {
 		if len(ours) > 0 {
 			problems = append(problems, refuse(ReasonBranchesPrepared, sh.name,
 				fmt.Sprintf("%d branches of job %s are prepared: %s", len(ours), m.sink.cfg.Job, strings.Join(ours, ", ")),
-				"start the service with the version before, which ends them, and stop it in good order"))
+				"with the version before, and no instance running: billing xa resolve; or start the service with it, which ends them, and stop it in good order"))
 		}
 	}
 	return errors.Join(problems...)
