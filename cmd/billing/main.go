@@ -121,6 +121,7 @@ by comma, BILLING_SHARDS as JSON.`,
 		newRunCommand(),
 		newMigrateCommand(),
 		newConfigCommand(),
+		newStatusCommand(),
 		newHealthcheckCommand(),
 		newVersionCommand(),
 	)

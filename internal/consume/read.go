@@ -47,15 +47,22 @@ func (o *Owner) Read(ctx context.Context) (checkpoint.Read, error) {
 // open Kafka transaction of the lane until ctx ends: then Unstable says so of the
 // error.
 func (c *Client) Look(ctx context.Context, partition int32) (checkpoint.Read, error) {
-	o := c.logsOf(c.fetch.cl, checkpoint.Lane{Topic: c.cfg.Topic, Partition: partition})
+	o := c.lookersLogs(partition)
 	return o.readStable(ctx)
+}
+
+// lookersLogs are a lane's by the client that lanes share.
+func (c *Client) lookersLogs(partition int32) laneLogs {
+	o := c.logsOf(c.fetch.cl, checkpoint.Lane{Topic: c.cfg.Topic, Partition: partition})
+	o.decisions.wait = 0
+	return o
 }
 
 // LookNow is Look that waits for no open Kafka transaction: the decision that it
 // gives was made, but a later one may have been made too. Its two copies need not
 // be of one moment.
 func (c *Client) LookNow(ctx context.Context, partition int32) (checkpoint.Read, error) {
-	o := c.logsOf(c.fetch.cl, checkpoint.Lane{Topic: c.cfg.Topic, Partition: partition})
+	o := c.lookersLogs(partition)
 	o.now = true
 	return o.readStable(ctx)
 }

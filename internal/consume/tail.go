@@ -21,6 +21,10 @@ type partitionLog struct {
 	topic     string
 	partition int32
 
+	// How long a broker may keep an answer without records back. 0 where lanes share
+	// a connection, on which a broker answers one request after the other.
+	wait time.Duration
+
 	known      bool // the rest is from the last metadata
 	id         [16]byte
 	partitions int32
@@ -28,7 +32,7 @@ type partitionLog struct {
 }
 
 func newPartitionLog(cl *kgo.Client, topic string, partition int32) *partitionLog {
-	return &partitionLog{cl: cl, topic: topic, partition: partition}
+	return &partitionLog{cl: cl, topic: topic, partition: partition, wait: readWait}
 }
 
 func (p *partitionLog) String() string { return fmt.Sprintf("%s/%d", p.topic, p.partition) }
@@ -246,6 +250,7 @@ func (p *partitionLog) fetchAs(ctx context.Context, isolation int8, offset int64
 
 const (
 	readWait  = 250 * time.Millisecond // a fetch behind an open transaction; asked again until the context ends
+	readPause = 50 * time.Millisecond  // before it is asked again without such a wait
 	readBytes = 4 << 20
 )
 
@@ -259,7 +264,10 @@ var errOpenTransaction = errors.New("another producer's transaction is open")
 func (p *partitionLog) readTo(ctx context.Context, from, to int64, passed func(), fn func(*kgo.Record) error) error {
 	stable := int64(math.MaxInt64) // not known yet
 	for offset := from; offset < to; {
-		got, err := p.fetch(ctx, offset, readWait, readBytes)
+		got, err := p.fetch(ctx, offset, p.wait, readBytes)
+		if err == nil && got.next == offset && p.wait == 0 {
+			err = pause(ctx, readPause)
+		}
 		if err != nil {
 			if ctx.Err() != nil && stable <= offset {
 				return fmt.Errorf("read %s: %w at offset %d, below the end %d (the broker aborts it after that producer's transaction time-out): %w", p, errOpenTransaction, stable, to, err)

@@ -20,10 +20,7 @@ type Undecided struct {
 	Open bool
 }
 
-const (
-	lookBytes = 128 << 10             // a few records tell; the first batch comes whole
-	lookAgain = 50 * time.Millisecond // an answer without anything, such as of a broker that throttles us
-)
+const lookBytes = 128 << 10 // a few records tell; the first batch comes whole
 
 // Undecided looks at what waits in the partition from an offset on, up to its end
 // as it was asked for before.
@@ -48,7 +45,8 @@ func (c *Client) Undecided(ctx context.Context, partition int32, from, end int64
 			offset = got.next
 			continue
 		}
-		if err := pause(ctx, lookAgain); err != nil {
+		// An answer without anything, such as of a broker that throttles us.
+		if err := pause(ctx, readPause); err != nil {
 			return Undecided{}, fmt.Errorf("kafka: read %s: %w", log, err)
 		}
 	}
