@@ -379,11 +379,12 @@ func TestStatusBelieved(t *testing.T) {
 		unstable bool
 		seq      int64 // 0: none
 	}{
-		"nothing":                     {checkpoint.Read{}, false, 0},
-		"both agree":                  {checkpoint.Read{HasOffset: true, Offset: 9, Metadata: text(2, 9), Record: text(2, 9)}, false, 2},
-		"the offset has expired":      {checkpoint.Read{Record: text(2, 9)}, false, 2},
-		"the offset was set":          {checkpoint.Read{HasOffset: true, Offset: 0, Record: text(2, 9)}, false, 2},
-		"the offset was moved":        {checkpoint.Read{HasOffset: true, Offset: 5, Metadata: text(2, 9), Record: text(2, 9)}, false, 2},
+		"nothing":                {checkpoint.Read{}, false, 0},
+		"both agree":             {checkpoint.Read{HasOffset: true, Offset: 9, Metadata: text(2, 9), Record: text(2, 9)}, false, 2},
+		"the offset has expired": {checkpoint.Read{Record: text(2, 9)}, false, 2},
+		"the offset was set":     {checkpoint.Read{HasOffset: true, Offset: 0, Record: text(2, 9)}, false, 2},
+		"the offset was moved":   {checkpoint.Read{HasOffset: true, Offset: 5, Metadata: text(2, 9), Record: text(2, 9)}, false, 2},
+		"the offset was moved, the record is older": {checkpoint.Read{HasOffset: true, Offset: 5, Metadata: text(2, 9), Record: text(1, 4)}, false, 1},
 		"the two differ":              {checkpoint.Read{HasOffset: true, Offset: 9, Metadata: text(2, 9), Record: text(1, 5)}, false, 0},
 		"one is lost":                 {checkpoint.Read{HasOffset: true, Offset: 9, Metadata: text(2, 9)}, false, 0},
 		"a newer build's":             {checkpoint.Read{HasOffset: true, Offset: 9, Metadata: `{"v":2}`, Record: `{"v":2}`}, false, 0},
@@ -399,7 +400,6 @@ func TestStatusBelieved(t *testing.T) {
 
 // TestStatusAsksInstances: an instance is believed for itself only.
 func TestStatusAsksInstances(t *testing.T) {
-	t.Setenv("HTTP_PROXY", "http://127.0.0.1:1")
 	good := admin.Instance{Job: "usage", Member: "m-1", Lanes: []admin.InstanceLane{{Lane: admin.Lane{Lane: "in/0", State: "running"}}}}
 	other, stranger, left := good, good, good
 	other.Member, stranger.Job, left.Member = "m-2", "else", ""
