@@ -144,7 +144,7 @@ func watchStatus(ctx context.Context, out io.Writer, every time.Duration, separa
 	for first := true; ; first = false {
 		a, _ := look(ctx).joined() //nolint:errcheck // see above
 		if ctx.Err() != nil {
-			return nil
+			return nil //nolint:nilerr // told to end
 		}
 		if !first {
 			if _, err := io.WriteString(out, separator); err != nil {

@@ -211,6 +211,9 @@ func (s *seen) lane(l *laneSeen) statusLane {
 		a.Since, a.Stuck = w.said.Since, w.said.Stuck
 		a.Reason, a.Message, a.NextStep = w.said.Reason, w.said.Why, w.said.NextStep
 	}
+	if w.state == stateAssigned {
+		a.Notes = append(a.Notes, "the group has given it to an instance that does not work on it: it is on its way there, or from there")
+	}
 	a.judge(l, w)
 	a.decide(l)
 	a.behind(l, s.at)
@@ -268,8 +271,8 @@ func (a *statusLane) decide(l *laneSeen) {
 
 // behind is how far the lane is behind, at the moment of looking.
 func (a *statusLane) behind(l *laneSeen, at time.Time) {
-	// Without a decision everything waits, if the lane may start at all.
-	if l.read == nil || l.next < 0 || l.decision == nil && !(l.judged && l.foreseen == nil) {
+	begins := l.judged && l.foreseen == nil // a lane without a decision: everything waits
+	if l.read == nil || l.next < 0 || l.decision == nil && !begins {
 		return
 	}
 	lag := max(0, l.read.LogEnd-l.next)

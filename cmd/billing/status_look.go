@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 
 // Bounds of one look. Nothing is waited for: what does not answer is said.
 const (
-	wholeLook    = 12 * time.Second // all of it
+	wholeLook    = 15 * time.Second // all of it
 	serverWithin = 5 * time.Second  // a server
 	stableWithin = 2 * time.Second  // an open Kafka transaction of a lane: an owner's is shorter
 	lanesWithin  = 8 * time.Second  // all lanes, once a broker has answered
@@ -84,10 +85,35 @@ func (d *dials) dial(ctx context.Context, network, address string) (net.Conn, er
 func (d *dials) explain(err error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.last == nil || checkpoint.AsRefusal(err) != nil {
+	if d.last == nil || strings.Contains(err.Error(), d.last.Error()) {
 		return err
 	}
 	return fmt.Errorf("%w (the last connection: %w)", err, d.last)
+}
+
+// ofKafka is an error of Kafka's side for people.
+func (l *looker) ofKafka(err error) error {
+	if checkpoint.AsRefusal(err) != nil {
+		return err
+	}
+	return unanswered(l.dials.explain(err), fmt.Sprintf("look whether the brokers run, and whether this machine reaches %s (kafka.brokers) and the addresses that those name", strings.Join(l.cfg.Kafka.Brokers, ", ")))
+}
+
+// ofShard is an error of a shard for people.
+func ofShard(name string, err error) error {
+	if checkpoint.AsRefusal(err) != nil {
+		return err
+	}
+	return unanswered(err, fmt.Sprintf("look whether the server of shard %s runs, and whether this machine reaches the address in its DSN", name))
+}
+
+// unanswered adds the next step, where nobody has answered.
+func unanswered(err error, next string) error {
+	var refused *net.OpError
+	if !errors.As(err, &refused) && !errors.Is(err, context.DeadlineExceeded) {
+		return err
+	}
+	return fmt.Errorf("%w. Next step: %s", err, next)
 }
 
 // seen is what one look has found, source by source.
@@ -188,20 +214,25 @@ func (l *looker) viewShards(ctx context.Context, s *seen) []error {
 	}
 	all.Wait()
 	var failures []error
-	for _, err := range errs {
-		failures = append(failures, split(err)...)
+	for i, err := range errs {
+		for _, err := range split(err) {
+			failures = append(failures, ofShard(s.shards[i].name, err))
+		}
 	}
 	return failures
 }
 
 // lookKafka reads the group and the lanes. The input is nil where it is not
 // there, or where no broker answers.
-func (l *looker) lookKafka(ctx context.Context, s *seen) (*consume.Input, []error) {
+func (l *looker) lookKafka(ctx context.Context, s *seen) (found *consume.Input, failures []error) {
 	try, cancel := context.WithTimeout(ctx, serverWithin)
 	defer cancel()
 	input, err := l.kafka.LookUp(try)
 	if err != nil {
-		return nil, split(l.dials.explain(err))
+		for _, err := range split(err) {
+			failures = append(failures, l.ofKafka(err))
+		}
+		return nil, failures
 	}
 	ctx, cancel = context.WithTimeout(ctx, lanesWithin)
 	defer cancel()
@@ -237,10 +268,9 @@ func (l *looker) lookKafka(ctx context.Context, s *seen) (*consume.Input, []erro
 		})
 	}
 	_ = some.Wait() // each lane keeps its own error
-	var failures []error
 	for _, err := range append([]error{check, group, topics}, lanes...) {
 		for _, err := range split(err) {
-			failures = append(failures, l.dials.explain(err))
+			failures = append(failures, l.ofKafka(err))
 		}
 	}
 	return &input, failures
@@ -349,7 +379,12 @@ func (l *looker) foresee(ctx context.Context, s *seen, input consume.Input) {
 				_, lane.foreseen = job.Foresee(ctx, id, lane.read)
 				return nil
 			}
+			first := lane.read // what is refused by it is read again
 			_, _, lane.foreseen = job.ForeseeLane(ctx, id, func(ctx context.Context) (checkpoint.Read, error) {
+				if r := first; r != nil {
+					first = nil
+					return *r, nil
+				}
 				return l.kafka.Look(ctx, lane.partition)
 			})
 			return nil

@@ -126,6 +126,9 @@ func (l *statusLane) write(b *bytes.Buffer) {
 		return
 	}
 	head := fmt.Sprintf("%s is %s", l.Lane, l.State)
+	if l.State == stateUnknown {
+		head = l.Lane + ": who has it is unknown"
+	}
 	if !l.Since.IsZero() {
 		head += " since " + moment(l.Since)
 	}
@@ -170,7 +173,8 @@ func (g *statusGroup) write(b *bytes.Buffer, job string) {
 	state := g.State
 	switch state {
 	case "":
-		state = "could not be asked"
+		fmt.Fprintf(b, "\ngroup %s: could not be asked\n", printable(job))
+		return
 	case "Dead": // Kafka's word for a group that there is not
 		state = "nobody has joined it yet"
 	}
