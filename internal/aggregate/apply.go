@@ -194,7 +194,7 @@ func (e *Epoch) keep(r *event.Record, kind Kind, reason, detail string) {
 			size += headerBytes + int64(len(h.Key)+len(h.Value))
 		}
 	}
-	p := &e.Parts[rejectShard(e.cfg.Topic, e.cfg.Partition, r.Offset, len(e.Parts))]
+	p := &e.Parts[RejectShardOf(e.cfg.Topic, e.cfg.Partition, r.Offset, len(e.Parts))]
 	p.Rejects = append(p.Rejects, row)
 	e.Bytes += size
 	e.rows++

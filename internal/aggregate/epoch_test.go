@@ -27,7 +27,7 @@ func TestPlacementIsPinned(t *testing.T) {
 		}
 	}
 	long := strings.Repeat("t", 249)
-	got := [3]int{rejectShard("usage", 0, 0, 1000), rejectShard("usage", 5, 1<<40, 1000), rejectShard(long, 1<<31-1, 1<<63-1, 1000)}
+	got := [3]int{RejectShardOf("usage", 0, 0, 1000), RejectShardOf("usage", 5, 1<<40, 1000), RejectShardOf(long, 1<<31-1, 1<<63-1, 1000)}
 	if want := ([3]int{209, 104, 996}); got != want {
 		t.Errorf("rejects: shards %v, want %v", got, want)
 	}

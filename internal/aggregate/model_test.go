@@ -161,12 +161,12 @@ func TestEpochAgainstModel(t *testing.T) {
 			case 1:
 				m.counts.In++
 				m.counts.Conflicts++
-				m.kept = append(m.kept, fmt.Sprintf("%d %d conflict conflict %d %x", rejectShard("usage", 3, offset, cfg.Shards), offset, len(value), sha256.Sum256(value)))
+				m.kept = append(m.kept, fmt.Sprintf("%d %d conflict conflict %d %x", RejectShardOf("usage", 3, offset, cfg.Shards), offset, len(value), sha256.Sum256(value)))
 				e.Conflict(r, &ev, 17)
 			case 2:
 				m.counts.In++
 				m.counts.Rejected++
-				m.kept = append(m.kept, fmt.Sprintf("%d %d rejected wrong_sign %d %x", rejectShard("usage", 3, offset, cfg.Shards), offset, len(value), sha256.Sum256(value)))
+				m.kept = append(m.kept, fmt.Sprintf("%d %d rejected wrong_sign %d %x", RejectShardOf("usage", 3, offset, cfg.Shards), offset, len(value), sha256.Sum256(value)))
 				e.Reject(r, event.ReasonWrongSign, "detail")
 			default:
 				m.apply(&ev, offset, cfg.Shards, window)

@@ -15,10 +15,10 @@ func ShardOf(account []byte, shards int) int {
 	return int(xxhash.Sum64(account) % uint64(shards))
 }
 
-// rejectShard is the number of the shard that keeps the record of a position:
+// RejectShardOf is the number of the shard that keeps the record of a position:
 // XXH64 (seed 0) of the topic's name, the partition (4 bytes) and the offset (8
 // bytes, both little-endian), modulo the number of shards. It never changes.
-func rejectShard(topic string, partition int32, offset int64, shards int) int {
+func RejectShardOf(topic string, partition int32, offset int64, shards int) int {
 	var buf [256 + 12]byte // a topic's name has at most 249 characters
 	b := append(buf[:0], topic...)
 	b = binary.LittleEndian.AppendUint32(b, uint32(partition))

@@ -13,7 +13,7 @@ import (
 func (s *Session) agree(ctx context.Context, r *Read) (Decision, error) {
 	job, lane := s.job, s.lane
 	s.topicID = r.TopicID
-	s.prefix = lanePrefix(OwnerPrefix(job.Name, job.Set), r.TopicID, lane.Partition)
+	s.prefix = LanePrefix(OwnerPrefix(job.Name, job.Set), r.TopicID, lane.Partition)
 
 	d, err := s.choose(ctx, r)
 	if err != nil {

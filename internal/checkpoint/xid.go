@@ -46,16 +46,17 @@ func OwnerPrefix(job string, set UUID) string {
 	return xidMagic + hex.EncodeToString(h.Sum(nil))[:xidOwner]
 }
 
-// lanePrefix is what every gtrid of one lane begins with.
-func lanePrefix(owner string, topic UUID, partition int32) string {
+// LanePrefix is what every gtrid of one lane begins with. owner is what
+// OwnerPrefix gives.
+func LanePrefix(owner string, topic UUID, partition int32) string {
 	sum := sha256.Sum256(topic[:])
 	return owner + hex.EncodeToString(sum[:])[:xidTopic] + fmt.Sprintf("%08x", uint32(partition))
 }
 
-func newGTRID(lanePrefix string, incarnation, seq int64) GTRID {
+func newGTRID(prefix string, incarnation, seq int64) GTRID {
 	assert(0 < incarnation && incarnation <= maxNum, "incarnation %d fits a gtrid", incarnation)
 	assert(0 < seq && seq <= maxNum, "seq %d fits a gtrid", seq)
-	return GTRID(fmt.Sprintf("%s%012x%012x", lanePrefix, incarnation, seq))
+	return GTRID(fmt.Sprintf("%s%012x%012x", prefix, incarnation, seq))
 }
 
 // Name is a gtrid taken apart.

@@ -11,7 +11,7 @@ import (
 func TestGTRIDForm(t *testing.T) {
 	owner := OwnerPrefix("job", UUID{7})
 	for _, partition := range []int32{0, 1, 255, 1<<31 - 1} {
-		lane := lanePrefix(owner, UUID{1}, partition)
+		lane := LanePrefix(owner, UUID{1}, partition)
 		for _, incarnation := range []int64{1, 16, maxNum} {
 			for _, seq := range []int64{1, 4096, maxNum} {
 				g := newGTRID(lane, incarnation, seq)
@@ -37,7 +37,7 @@ func TestGTRIDForm(t *testing.T) {
 // TestGTRIDIsStable: branches that an older build prepared must be recognised,
 // so the names never change.
 func TestGTRIDIsStable(t *testing.T) {
-	got := newGTRID(lanePrefix(OwnerPrefix("billing", UUID{1, 2, 3}), UUID{9}, 17), 5, 300)
+	got := newGTRID(LanePrefix(OwnerPrefix("billing", UUID{1, 2, 3}), UUID{9}, 17), 5, 300)
 	const want = "exb1fa296ca53bcd5486d6370cab1c1a0000001100000000000500000000012c"
 	if got != want {
 		t.Errorf("%s, want %s", got, want)
@@ -53,7 +53,7 @@ func TestGTRIDNeverEqual(t *testing.T) {
 				for _, partition := range []int32{0, 1, 16} {
 					for _, incarnation := range []int64{1, 2, 17} {
 						for _, seq := range []int64{1, 2, 17} {
-							g := newGTRID(lanePrefix(OwnerPrefix(job, set), topic, partition), incarnation, seq)
+							g := newGTRID(LanePrefix(OwnerPrefix(job, set), topic, partition), incarnation, seq)
 							in := strings.Join([]string{job, set.String(), topic.String(), string('0' + partition), string(rune('0' + incarnation)), string(rune('0' + seq))}, "/")
 							if other, ok := seen[g]; ok {
 								t.Fatalf("%s is the name of %s and of %s", g, other, in)

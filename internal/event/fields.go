@@ -70,7 +70,7 @@ func (d *Decoder) judge(m *message, e *Event) *Rejection {
 	if rej := d.judgeAmount(&m.data[dataAmount], e); rej != nil {
 		return rej
 	}
-	d.hash(e)
+	d.scratch = e.Hash(d.scratch)
 	return nil
 }
 
@@ -214,11 +214,13 @@ func (d *Decoder) judgeAmount(f *field, e *Event) *Rejection {
 	return nil
 }
 
-// hash fills Key and Content. Both are stored, so what goes in never changes:
-// texts with their length in two bytes before them, so that no two lists of
-// texts look alike, and fixed-size numbers, all big-endian.
-func (d *Decoder) hash(e *Event) {
-	b := d.scratch[:0]
+// Hash fills Key and Content from what e says, also where e was not decoded but
+// read back from the ledger. It appends to scratch, which it gives back for the
+// next call. Both are stored, so what goes in never changes: texts with their
+// length in two bytes before them, so that no two lists of texts look alike, and
+// fixed-size numbers, all big-endian.
+func (e *Event) Hash(scratch []byte) []byte {
+	b := scratch[:0]
 	b = binary.BigEndian.AppendUint16(b, uint16(len(tenant)))
 	b = append(b, tenant...)
 	b = appendText(b, e.Source)
@@ -241,7 +243,7 @@ func (d *Decoder) hash(e *Event) {
 	b = appendText(b, e.Unit)
 	sum = sha256.Sum256(b)
 	copy(e.Content[:], sum[:])
-	d.scratch = b
+	return b
 }
 
 func appendText(dst, s []byte) []byte {

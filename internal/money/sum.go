@@ -54,6 +54,10 @@ func (s Sum) Sign() int {
 	return 1
 }
 
+// Low is s modulo 2^64. The Low of a sum is the sum of the Lows, for checks that
+// add up without the room for whole sums.
+func (s Sum) Low() uint64 { return s.w[0] }
+
 // IsZero reports whether s is 0.
 func (s Sum) IsZero() bool { return s == Sum{} }
 

@@ -111,6 +111,18 @@ func (s *Sink) Listed(ctx context.Context, shard int) ([]XID, error) {
 	return listed(ctx, c)
 }
 
+// Prepared lists the branches that are prepared on a shard and could be ours, of
+// any job. It works before Check, for the operator's tools.
+func (s *Sink) Prepared(ctx context.Context, shard int) (gtrids []checkpoint.GTRID, err error) {
+	xids, err := s.Listed(ctx, shard)
+	for _, x := range xids {
+		if x.OnShard(shard) {
+			gtrids = append(gtrids, checkpoint.GTRID(x.GTRID))
+		}
+	}
+	return gtrids, err
+}
+
 // OnShard reports whether x could be a branch of the shard with this number:
 // whose it is, its GTRID says.
 func (x XID) OnShard(number int) bool { return x.FormatID == ownFormat && x.BQUAL == bqual(number) }

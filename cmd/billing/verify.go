@@ -1,0 +1,260 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"billing/cmd/billing/config"
+	"billing/internal/audit"
+	"billing/internal/consume"
+	"billing/internal/txsink"
+
+	"github.com/spf13/cobra"
+)
+
+func newVerifyCommand() *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "verify",
+		Short: "Compute everything that is booked again, and compare",
+		Long: `Reads all tables of all shards, each shard in one consistent snapshot, and compares:
+the chain of epochs, the equation of outcomes, the digests, the ledger with the
+totals and with the epochs' sums per currency, lanes, kept records, and the shards
+with each other; where Kafka can be reached, also the decisions. It changes nothing
+and may run beside the service.
+
+Each difference is one line on stdout: shard, table, key, what is wrong, what was
+expected. A branch that stays prepared is in doubt, which is no difference: the
+service ends it, or billing xa resolve.
+
+Exits with 0 if everything is right, 1 if there are differences, 4 if a MySQL server
+could not be reached or failed. Without Kafka it says that decisions were not
+compared; that changes no exit code.
+
+With --json the answer is one object: ok, differences (shard, table, key, wrong,
+expected), in_doubt (shard, lane, incarnation, seq, gtrid, decision), notes,
+decisions_compared, checked (what was read), outcomes, booked (by currency).`,
+		Example: `  billing verify --config config.yaml
+
+  # for a script
+  billing verify --config config.yaml --json | jq '.differences | length'`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			c, err := loadConfig(configFlag(cmd), cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			var out verifyWriter = &verifyText{to: cmd.OutOrStdout()}
+			if asJSON {
+				out = &verifyJSON{to: cmd.OutOrStdout()}
+			}
+			return verify(cmd.Context(), c, out, cmd.ErrOrStderr())
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "answer in JSON")
+	return cmd
+}
+
+// verify audits what the configuration names. Answers go to out as they come.
+func verify(ctx context.Context, c *config.Config, out verifyWriter, errOut io.Writer) error {
+	quiet := slog.New(slog.DiscardHandler) // what the clients log is in the errors, or no matter
+	cfg := sinkConfig(c, quiet)
+	cfg.StatementTimeout = verifyStatement
+	sink, err := txsink.Open(cfg)
+	if err != nil {
+		return &usageError{err}
+	}
+	defer sink.Close()
+	kafka, err := consume.Open(kafkaConfig(c, quiet, nil))
+	if err != nil {
+		return &usageError{err}
+	}
+	defer kafka.Close()
+
+	shown := newProgress(errOut)
+	begun := time.Now()
+	sum, err := audit.Verify(ctx, audit.Config{
+		Job: c.Job, Topic: c.Kafka.Topic, Shards: shardNames(c), Window: c.Aggregate.Window,
+		MySQL: sink, Kafka: kafka,
+		Tell: audit.Listener{
+			Difference: func(d audit.Difference) { shown.clear(); out.difference(d) },
+			InDoubt:    func(d audit.InDoubt) { shown.clear(); out.inDoubt(d) },
+			Note:       func(n string) { shown.clear(); out.note(n) },
+			Progress:   func(p audit.Progress) { shown.show(func() string { return progressLine(p, time.Since(begun)) }) },
+		},
+	})
+	shown.clear()
+	if werr := out.end(sum, err); err == nil && werr != nil {
+		return fmt.Errorf("verify: write: %w", werr)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("verify: not everything was compared: %w", err)
+	case sum.Differences > 0:
+		return &reportedError{&differenceError{int(sum.Differences)}}
+	}
+	return nil
+}
+
+// verifyStatement bounds the wait for one answer of MySQL: some questions go
+// through whole indexes.
+const verifyStatement = 10 * time.Minute
+
+func progressLine(p audit.Progress, took time.Duration) string {
+	rate := fmt.Sprintf("%d rows, %.0f rows/s", p.Rows, float64(p.Rows)/took.Seconds())
+	if p.Total == 0 {
+		return fmt.Sprintf("%s: %s", p.Step, rate)
+	}
+	share := float64(p.Done) / float64(p.Total)
+	left := ""
+	if share > 0.01 {
+		left = fmt.Sprintf(", %s left", time.Duration(float64(took)*(1-share)/share).Round(time.Second))
+	}
+	return fmt.Sprintf("%s %s  %s%s", p.Step, bar(share), rate, left)
+}
+
+// verifyWriter writes the answer, piece by piece: there may be many.
+type verifyWriter interface {
+	difference(d audit.Difference)
+	inDoubt(d audit.InDoubt)
+	note(n string)
+	end(sum audit.Summary, failure error) error
+}
+
+// verifyText writes lines for people.
+type verifyText struct {
+	to  io.Writer
+	err error // the first
+}
+
+func (w *verifyText) line(format string, args ...any) {
+	if _, err := fmt.Fprintf(w.to, format+"\n", args...); err != nil && w.err == nil {
+		w.err = err
+	}
+}
+
+func (w *verifyText) difference(d audit.Difference) {
+	w.line("difference: shard %s, %s, %s: %s; expected %s", d.Shard, d.Table, d.Key, d.Wrong, d.Expected)
+}
+
+func (w *verifyText) inDoubt(d audit.InDoubt) {
+	w.line("in doubt: shard %s, %s epoch %d of incarnation %d: prepared, %s; branch %s", d.Shard, d.Lane, d.Seq, d.Incarnation, decisionWords[d.Decision], d.GTRID)
+}
+
+// decisionWords say what the decision makes of a branch that is prepared.
+var decisionWords = map[string]string{
+	"decided":                 "decided: the service commits it, or billing xa resolve",
+	"not decided":             "not decided: the lane's next owner rolls it back, or billing xa resolve",
+	"older than the decision": "older than the decision: the shard has come back older; see the runbook (old-branch)",
+	"unknown":                 "the decision is unknown without Kafka",
+}
+
+func (w *verifyText) note(n string) { w.line("note: %s", n) }
+
+func (w *verifyText) end(sum audit.Summary, failure error) error {
+	if failure != nil {
+		return w.err
+	}
+	o := &sum.Outcomes
+	w.line("read: %d shards, %d lanes, %d epochs, %d ledger rows, %d kept records, %d totals", sum.Shards, sum.Lanes, sum.Epochs, sum.LedgerRows, sum.Rejects, sum.Totals)
+	w.line("records: %d = %d applied + %d duplicates + %d conflicts + %d rejected", o.RecordsIn, o.Applied, o.Duplicates, o.Conflicts, o.Rejected)
+	for _, b := range sum.Booked {
+		w.line("booked: %s %s (charges %s, credits %s) in %d entries", b.Currency, b.Net, b.Charge, b.Credit, b.Entries)
+	}
+	decisions := "the decisions in Kafka agree"
+	if !sum.Compared {
+		decisions = "the decisions in Kafka were not compared, see the notes"
+	}
+	doubt := ""
+	if sum.InDoubt > 0 {
+		doubt = fmt.Sprintf(", %d branches in doubt", sum.InDoubt)
+	}
+	if sum.Differences > 0 {
+		w.line("FAILED: %d differences%s", sum.Differences, doubt)
+	} else {
+		w.line("ok: no difference, %s%s", decisions, doubt)
+	}
+	return w.err
+}
+
+// verifyJSON writes one object. Differences are written as they come, so that
+// any number of them takes no memory; the rest comes behind them.
+type verifyJSON struct {
+	to    io.Writer
+	count int
+	doubt []audit.InDoubt
+	notes []string
+	err   error // the first
+}
+
+func (w *verifyJSON) write(s string) {
+	if _, err := io.WriteString(w.to, s); err != nil && w.err == nil {
+		w.err = err
+	}
+}
+
+func (w *verifyJSON) begin() {
+	if w.count == 0 {
+		w.write("{\n  \"differences\": [")
+	}
+}
+
+func (w *verifyJSON) difference(d audit.Difference) {
+	w.begin()
+	if w.count++; w.count > 1 {
+		w.write(",")
+	}
+	b, err := json.Marshal(d)
+	if err != nil && w.err == nil {
+		w.err = err
+	}
+	w.write("\n    " + string(b))
+}
+
+func (w *verifyJSON) inDoubt(d audit.InDoubt) { w.doubt = append(w.doubt, d) }
+func (w *verifyJSON) note(n string)           { w.notes = append(w.notes, n) }
+
+// verifyRest is what stands behind the differences.
+type verifyRest struct {
+	OK       bool            `json:"ok"`
+	Complete bool            `json:"complete"` // everything was compared; false after a failure
+	InDoubt  []audit.InDoubt `json:"in_doubt"`
+	Notes    []string        `json:"notes"`
+	Compared bool            `json:"decisions_compared"`
+	Checked  verifyChecked   `json:"checked"`
+	Outcomes audit.Outcomes  `json:"outcomes"`
+	Booked   []audit.Booked  `json:"booked"`
+	Seconds  float64         `json:"seconds"`
+}
+
+type verifyChecked struct {
+	Shards     int   `json:"shards"`
+	Lanes      int   `json:"lanes"`
+	Epochs     int64 `json:"epochs"`
+	LedgerOff  int64 `json:"epochs_with_ledger_off"`
+	LedgerRows int64 `json:"ledger_rows"`
+	Rejects    int64 `json:"rejects"`
+	Totals     int64 `json:"totals"`
+}
+
+func (w *verifyJSON) end(sum audit.Summary, failure error) error {
+	w.begin()
+	if w.count > 0 {
+		w.write("\n  ")
+	}
+	b, err := json.MarshalIndent(verifyRest{
+		OK: failure == nil && sum.Differences == 0, Complete: failure == nil,
+		InDoubt: append([]audit.InDoubt{}, w.doubt...), Notes: append([]string{}, w.notes...), Compared: sum.Compared,
+		Checked:  verifyChecked{sum.Shards, sum.Lanes, sum.Epochs, sum.LedgerOff, sum.LedgerRows, sum.Rejects, sum.Totals},
+		Outcomes: sum.Outcomes, Booked: append([]audit.Booked{}, sum.Booked...), Seconds: sum.Took.Seconds(),
+	}, "", "  ")
+	if err != nil {
+		return err
+	}
+	w.write("],\n" + string(b[2:]) + "\n")
+	return w.err
+}
