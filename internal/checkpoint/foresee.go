@@ -17,7 +17,7 @@ import (
 // but that d is still the decision only a later reading of it tells: who gets a
 // *Refusal reads D again, and believes it if D is the same (see ForeseeLane).
 func (job *Job) ForeseeShards(ctx context.Context, lane Lane, d Decision) error {
-	prefix := lanePrefix(OwnerPrefix(job.Name, job.Set), d.TopicID, lane.Partition)
+	prefix := LanePrefix(OwnerPrefix(job.Name, job.Set), d.TopicID, lane.Partition)
 	return job.eachShard(false, func(_ int, shard Shard) error {
 		err := job.foreseeShard(ctx, lane, shard, prefix, &d)
 		if err != nil && AsRefusal(err) == nil { // a refusal names the shard
