@@ -269,6 +269,10 @@ func (a *statusLane) decide(l *laneSeen) {
 	}
 }
 
+// lostReasons are the refusals that say that a shard does not show what was
+// decided: nothing is complete there.
+var lostReasons = []string{checkpoint.ReasonLostEpoch, checkpoint.ReasonShardAhead, checkpoint.ReasonOldBranch, checkpoint.ReasonInvariant}
+
 // behind is how far the lane is behind, at the moment of looking.
 func (a *statusLane) behind(l *laneSeen, at time.Time) {
 	begins := l.judged && l.foreseen == nil // a lane without a decision: everything waits
@@ -288,7 +292,10 @@ func (a *statusLane) behind(l *laneSeen, at time.Time) {
 			age = &seconds
 		}
 	}
-	a.CompleteUpTo, a.EventLag = &complete, age
+	a.EventLag = age
+	if !slices.Contains(lostReasons, a.Reason) {
+		a.CompleteUpTo = &complete
+	}
 	if a.HeldBack = l.undecided.Open; a.HeldBack {
 		a.Notes = append(a.Notes, fmt.Sprintf("a Kafka transaction that a producer has left open since %s holds back what follows; the broker ends it after that producer's transaction time-out (kafka-transactions.sh find-hanging)", complete.Format(time.RFC3339)))
 	}

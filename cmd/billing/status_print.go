@@ -60,8 +60,8 @@ func (s *statusSummary) text() string {
 			parts = append(parts, fmt.Sprintf("%d %s", n, state))
 		}
 	}
-	if s.Stuck > 0 {
-		parts = append(parts, fmt.Sprintf("%d stuck", s.Stuck))
+	if n := s.Stuck - s.States["stopped"] - s.States["paused"]; n > 0 {
+		parts = append(parts, fmt.Sprintf("%d stuck", n))
 	}
 	if s.Refused > 0 {
 		parts = append(parts, fmt.Sprintf("%d would be refused", s.Refused))

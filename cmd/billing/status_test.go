@@ -178,7 +178,10 @@ func TestStatusOfALane(t *testing.T) {
 		}}, "0 0 12:00:00.01 1", "", nil},
 		"foreseen, nobody has it": {[]func(*seen){unowned, func(s *seen) {
 			s.lanes[0].judged, s.lanes[0].foreseen = true, fmt.Errorf("a: %w", lostEpoch)
-		}}, "0 0 12:00:00.01 0", "lost-epoch, foreseen: restore it", nil},
+		}}, "0 0 ? 0", "lost-epoch, foreseen: restore it", nil},
+		"foreseen, and what is decided is there": {[]func(*seen){unowned, func(s *seen) {
+			s.lanes[0].judged, s.lanes[0].foreseen = true, &checkpoint.Refusal{Reason: checkpoint.ReasonOffsetReset, What: "in/0", Next: "accept it"}
+		}}, "0 0 12:00:00.01 0", "offset-reset, foreseen: accept it", nil},
 		"nothing is foreseen": {[]func(*seen){unowned, func(s *seen) {
 			s.lanes[0].judged = true
 		}}, "0 0 12:00:00.01 0", "", nil},
@@ -191,7 +194,7 @@ func TestStatusOfALane(t *testing.T) {
 		}}, "0 0 12:00:00.01 0", "", []string{"an open Kafka transaction"}},
 		"said by its owner": {[]func(*seen){func(s *seen) {
 			s.members[0].said.Lanes[0] = admin.InstanceLane{Lane: admin.Lane{Lane: "in/0", State: "stopped", Stuck: true, Why: "refused. Next step: x"}, Reason: "shard-ahead", NextStep: "x"}
-		}}, "0 0 12:00:00.01 0", "shard-ahead: x", nil},
+		}}, "0 0 ? 0", "shard-ahead: x", nil},
 		"no decision, and a first start": {[]func(*seen){unowned, func(s *seen) {
 			s.lanes[0] = laneSeen{at: statusAt, read: &checkpoint.Read{LogStart: 3, LogEnd: 5}, next: 3, undecided: &consume.Undecided{Any: true, Since: earlier}, judged: true}
 		}}, "2 ? 11:59:55 0", "", nil},
@@ -292,7 +295,7 @@ func TestStatusSummary(t *testing.T) {
 	s := atWork()
 	s.lanes = append(s.lanes, laneSeen{
 		partition: 1, at: statusAt, read: &checkpoint.Read{LogEnd: 30}, decision: statusDecision(3, 20), next: 20,
-		undecided: &consume.Undecided{Any: true, Since: statusAt.Add(-90 * time.Second)}, judged: true, foreseen: lostEpoch,
+		undecided: &consume.Undecided{Any: true, Since: statusAt.Add(-90 * time.Second)}, judged: true, foreseen: &checkpoint.Refusal{Reason: checkpoint.ReasonOffsetReset},
 	})
 	a, err := s.joined()
 	if got, want := a.Summary.text(), "2 lanes, 1 running, 1 unowned, 1 would be refused; complete up to 2026-03-01T11:58:30Z; lag 10 records, 1m30s"; err != nil || got != want {
@@ -307,6 +310,11 @@ func TestStatusSummary(t *testing.T) {
 	a, _ = s.joined()
 	if got, want := a.Summary.text(), "2 lanes, 1 running, 1 unowned, 1 stuck, 1 would be refused; complete up to unknown; lag unknown"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	s.members[0].said.Lanes[0].State = "stopped" // which says enough
+	a, _ = s.joined()
+	if got := a.Summary.text(); !strings.HasPrefix(got, "2 lanes, 1 stopped, 1 unowned, 1 would be refused; ") || a.Summary.Stuck != 1 {
+		t.Errorf("got  %s", got)
 	}
 	none := &seen{job: "usage", topic: "in"}
 	a, _ = none.joined()
@@ -468,7 +476,7 @@ func TestStatusForPeople(t *testing.T) {
 	s.members[0].Instance = "one"
 	s.members[0].said.Notes = []string{"waiting for the shards"}
 	s.members = append(s.members, memberSeen{Member: consume.Member{ID: "m-2", Host: "10.0.0.8"}, why: "no answer at 10.0.0.8:1: \x1b[31mred"})
-	s.lanes = append(s.lanes, laneSeen{partition: 1, at: statusAt, next: 20, judged: true, foreseen: &checkpoint.Refusal{Reason: "lost-epoch", What: "in/1", Wrong: strings.Repeat("word ", 30) + "end", Next: "restore it"},
+	s.lanes = append(s.lanes, laneSeen{partition: 1, at: statusAt, next: 20, judged: true, foreseen: &checkpoint.Refusal{Reason: "offset-reset", What: "in/1", Wrong: strings.Repeat("word ", 30) + "end", Next: "restore it"},
 		read: &checkpoint.Read{LogEnd: 30}, decision: statusDecision(3, 20), undecided: &consume.Undecided{Any: true, Since: statusAt.Add(-2 * time.Second)}})
 	s.shards[0].view.Prepared = []txsink.XID{{FormatID: 1, GTRID: string(statusGTRID(0, 4, 18)), BQUAL: "s0"}}
 	s.shards[0].view.Lanes[1] = checkpoint.LaneRow{Incarnation: 4, Seq: 2, Next: 15}
@@ -484,8 +492,8 @@ LANE  STATE    OWNER  INCARNATION  SEQ  NEXT  LAG  EVENT-LAG  COMPLETE-UP-TO    
 in/0  running  one    4            17   100   0    0s         2026-03-01T12:00:00Z  1
 in/1  unowned  -      4            3    20    10   1m30s      2026-03-01T11:59:58Z  0
 
-in/1 is unowned, and a session would be refused now: lost-epoch
-  refused (lost-epoch) in/1: word word word word word word word word word word word word word word
+in/1 is unowned, and a session would be refused now: offset-reset
+  refused (offset-reset) in/1: word word word word word word word word word word word word word word
   word word word word word word word word word word word word word word word word end.
   Next step: restore it
   shard eu-0 has epoch 2 of incarnation 4, next offset 15
