@@ -123,6 +123,7 @@ by comma, BILLING_SHARDS as JSON.`,
 		newVerifyCommand(),
 		newXACommand(),
 		newConfigCommand(),
+		newStatusCommand(),
 		newHealthcheckCommand(),
 		newVersionCommand(),
 	)

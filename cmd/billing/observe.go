@@ -14,6 +14,7 @@ import (
 
 // view is what health, readiness and gauges see of the service.
 type view struct {
+	job      string
 	interval time.Duration
 	limit    int64
 	lanes    atomic.Pointer[pipeline.Pipeline]
@@ -75,20 +76,43 @@ const (
 	starvedAfter  = 45 * time.Second // likewise, for records: it is looked at every lagEvery
 )
 
+// notes are what is wrong with no lane.
+func (v *view) notes() (notes []string) {
+	if w := v.waiting.Load(); w != nil {
+		notes = append(notes, *w)
+	}
+	if problem := v.groupProblem(); problem != "" {
+		notes = append(notes, problem)
+	}
+	return notes
+}
+
 // health names the lanes that do not work. The process is never dead inside as
 // long as it can answer: lanes and servers are repaired outside of it.
 func (v *view) health() admin.Report {
-	var r admin.Report
-	if w := v.waiting.Load(); w != nil {
-		r.Notes = append(r.Notes, *w)
-	}
-	if problem := v.groupProblem(); problem != "" {
-		r.Notes = append(r.Notes, problem)
-	}
+	r := admin.Report{Notes: v.notes()}
 	for _, s := range v.status() {
 		r.Lanes = append(r.Lanes, laneHealth(&s, v.waitOf(s.Lane)))
 	}
 	return r
+}
+
+// instance is what /status says.
+func (v *view) instance() admin.Instance {
+	i := admin.Instance{Job: v.job, Build: thisBuild().Version, Notes: []string{}, Lanes: []admin.InstanceLane{}}
+	i.Notes = append(i.Notes, v.notes()...)
+	for _, s := range v.status() {
+		i.Lanes = append(i.Lanes, admin.InstanceLane{
+			Lane: laneHealth(&s, v.waitOf(s.Lane)), Reason: s.Reason, NextStep: s.NextStep,
+			Incarnation: s.Incarnation, Seq: s.Seq, Next: s.Next, Position: s.Position, Moved: s.Moved,
+			InDoubt: s.InDoubt, Failures: s.Failures, LastError: s.LastError, IDs: s.IDs,
+		})
+	}
+	// Last: a member that has left the group meanwhile does not vouch for its lanes.
+	if k := v.kafka.Load(); k != nil {
+		i.Member, _ = k.Generation()
+	}
+	return i
 }
 
 // laneHealth is what an operator is told of a lane. wait is the last answer that

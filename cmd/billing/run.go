@@ -132,9 +132,9 @@ func parseAccept(list []string, c *config.Config, log *slog.Logger) (func(reason
 // runService is the whole service: open, check, run the lanes, let them go.
 func runService(ctx context.Context, c *config.Config, accept func(reason, what string) bool, log *slog.Logger) error {
 	log.Info("starting", "version", thisBuild().Version, "commit", thisBuild().Commit, "job", c.Job, "topic", c.Kafka.Topic, "shards", len(c.Shards))
-	view := &view{interval: c.Checkpoint.Interval, limit: c.Dedup.MaxIDs}
+	view := &view{job: c.Job, interval: c.Checkpoint.Interval, limit: c.Dedup.MaxIDs}
 	metrics := NewMetrics(view.gauges, shardNames(c))
-	port := admin.New(admin.Config{Listen: c.Admin.Listen, Health: view.health, Ready: view.ready, Metrics: metrics.Handler(), Logger: log})
+	port := admin.New(admin.Config{Listen: c.Admin.Listen, Health: view.health, Ready: view.ready, Status: view.instance, Metrics: metrics.Handler(), Logger: log})
 	if err := port.Start(ctx); err != nil {
 		return &usageError{fmt.Errorf("admin.listen: %w", err)}
 	}
@@ -161,7 +161,9 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 		return &usageError{err}
 	}
 	defer sink.Close()
-	kafka, err := consume.Open(kafkaConfig(c, log, func() { metrics.KafkaRefused(1) }))
+	kafkaCfg := kafkaConfig(c, log, func() { metrics.KafkaRefused(1) })
+	kafkaCfg.AdminAddr = port.Addr()
+	kafka, err := consume.Open(kafkaCfg)
 	if err != nil {
 		return &usageError{err}
 	}

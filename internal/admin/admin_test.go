@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,6 +25,9 @@ func started(t *testing.T, cfg Config) *Server {
 	}
 	if cfg.Ready == nil {
 		cfg.Ready = func() (bool, string) { return true, "" }
+	}
+	if cfg.Status == nil {
+		cfg.Status = func() Instance { return Instance{} }
 	}
 	if cfg.Metrics == nil {
 		cfg.Metrics = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "metrics here") })
@@ -99,6 +103,28 @@ func TestHealthNamesStuckLanesAndLives(t *testing.T) {
 	}
 }
 
+// TestStatus: what one instance says of itself and its lanes, as others parse it.
+func TestStatus(t *testing.T) {
+	want := Instance{
+		Job: "usage", Member: "billing-usage@[::]:8080-1f", Build: "v1", Notes: []string{"waiting for the shards"},
+		Lanes: []InstanceLane{{
+			Lane:   Lane{Lane: "events/3", State: "stopped", Stuck: true, Why: "refused. Next step: x", Since: time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)},
+			Reason: "lost-epoch", NextStep: "x", Incarnation: 4, Seq: 17, Next: 8210, Failures: 2, LastError: "refused",
+		}},
+	}
+	s := started(t, Config{Status: func() Instance { return want }})
+	code, body := get(t, s, http.MethodGet, "/status")
+	var got Instance
+	if err := json.Unmarshal([]byte(body), &got); code != 200 || err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%d %v: got %+v, want %+v", code, err, got, want)
+	}
+	for _, field := range []string{`"lane": "events/3"`, `"state": "stopped"`, `"reason": "lost-epoch"`, `"next_step": "x"`, `"incarnation": 4`, `"since": "2026-03-01T12:00:00Z"`} {
+		if !strings.Contains(body, field) {
+			t.Errorf("no %s in %s", field, body)
+		}
+	}
+}
+
 func TestReady(t *testing.T) {
 	var ready atomic.Bool
 	s := started(t, Config{Ready: func() (bool, string) {
@@ -125,6 +151,8 @@ func TestOtherRoutes(t *testing.T) {
 	}{
 		{"GET", "/metrics", 200, "metrics here"},
 		{"GET", "/", 200, "/healthz"},
+		{"GET", "/", 200, "/status"},
+		{"POST", "/status", 405, ""},
 		{"GET", "/nonsense", 404, ""},
 		{"POST", "/healthz", 405, ""},
 		{"HEAD", "/healthz", 200, ""},
@@ -148,7 +176,8 @@ func TestHangingInsideIsDead(t *testing.T) {
 			<-free
 			return Report{}
 		},
-		Ready: func() (bool, string) { <-free; return true, "" },
+		Ready:  func() (bool, string) { <-free; return true, "" },
+		Status: func() Instance { <-free; return Instance{} },
 	})
 	var wg sync.WaitGroup
 	for range 10 {
@@ -169,6 +198,9 @@ func TestHangingInsideIsDead(t *testing.T) {
 	wg.Wait()
 	if code, body := get(t, s, http.MethodGet, "/readyz"); code != 503 || !strings.Contains(body, "no answer") {
 		t.Errorf("readyz: %d %s", code, body)
+	}
+	if code, body := get(t, s, http.MethodGet, "/status"); code != 503 || !strings.Contains(body, "no answer") {
+		t.Errorf("status: %d %s", code, body)
 	}
 	if n := calls.Load(); n != 1 {
 		t.Errorf("health was called %d times at once, want 1", n)

@@ -49,6 +49,7 @@ func (s *Server) routes() http.Handler {
 		ok, why := s.cfg.Ready()
 		return readyBody{Ready: ok, Why: why}
 	}}
+	status := &asker[Instance]{ask: s.cfg.Status, within: s.cfg.AnswerWithin}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) {
 		report, err := health.answer()
@@ -82,10 +83,18 @@ func (s *Server) routes() http.Handler {
 		}
 		reply(w, code, body)
 	})
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+		body, err := status.answer()
+		if err != nil {
+			http.Error(w, "status: "+err.Error(), http.StatusServiceUnavailable)
+			return
+		}
+		reply(w, http.StatusOK, body)
+	})
 	mux.Handle("GET /metrics", s.cfg.Metrics)
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		fmt.Fprint(w, "/healthz  200 while the process lives; names lanes that are stuck\n/readyz   200 when every assigned lane works\n/metrics  for Prometheus\n")
+		fmt.Fprint(w, "/healthz  200 while the process lives; names lanes that are stuck\n/readyz   200 when every assigned lane works\n/status   this instance and its lanes, for billing status\n/metrics  for Prometheus\n")
 	})
 	return mux
 }

@@ -1,5 +1,5 @@
 // Package admin serves the port that operators and orchestrators ask: health,
-// readiness and metrics. It is fed by functions and knows nothing of what they
+// readiness, metrics, and what one instance says of its lanes. It is fed by functions and knows nothing of what they
 // report on.
 package admin
 
@@ -13,16 +13,17 @@ import (
 	"time"
 )
 
-// Config is what the server shows; Health, Ready and Metrics are required. They
+// Config is what the server shows; its functions and Metrics are required. They
 // may be called at any time and by many goroutines.
 type Config struct {
 	Listen  string                // host:port; port 0 takes a free one
 	Health  func() Report         // what /healthz says
 	Ready   func() (bool, string) // what /readyz says: whether, and if not, why not
+	Status  func() Instance       // what /status says
 	Metrics http.Handler          // what /metrics serves
 	Logger  *slog.Logger          // nil is slog.Default()
 
-	// AnswerWithin bounds Health and Ready: a function that has not returned by
+	// AnswerWithin bounds Health, Ready and Status: a function that has not returned by
 	// then is taken as a process that is dead inside. 0 is 3 s, less than the
 	// time that probes usually wait.
 	AnswerWithin time.Duration

@@ -33,6 +33,10 @@ type Config struct {
 	// lanes back at once, and leaving sends nothing. Empty: a dynamic member.
 	InstanceID string
 
+	// AdminAddr is where this instance's admin port listens, host:port; the group
+	// shows it to who looks for the instance (see Member.AdminAddr). Empty: no port.
+	AdminAddr string
+
 	SessionTimeout     time.Duration // without a heartbeat the broker gives our lanes away; 500 ms or more, default 10 s
 	RebalanceTimeout   time.Duration // a rebalance waits so long for a member; default 30 s, or three session timeouts if that is more; Handler.Revoked gets half
 	TransactionTimeout time.Duration // the broker aborts a transaction open for longer; 1 s or more, default 30 s
@@ -104,6 +108,18 @@ func (c *Config) validate() error {
 	return errors.Join(errs...)
 }
 
+// clientID is what quotas by client id and the brokers' logs go by.
+func (c *Config) clientID() string { return "billing-" + c.Job }
+
+// memberClientID is the group client's, which carries no data: the group keeps
+// it for each member, and shows it to whoever may describe the group.
+func (c *Config) memberClientID() string {
+	if c.AdminAddr == "" {
+		return c.clientID()
+	}
+	return c.clientID() + "@" + c.AdminAddr
+}
+
 // Client is one instance's connection to Kafka. Its methods may be called from
 // several goroutines.
 type Client struct {
@@ -145,7 +161,7 @@ func (c *Client) StateTopic() string { return c.cfg.Job + ".state" }
 func (c *Client) options(more ...kgo.Opt) []kgo.Opt {
 	return append([]kgo.Opt{
 		kgo.SeedBrokers(c.cfg.Brokers...),
-		kgo.ClientID("billing-" + c.cfg.Job),
+		kgo.ClientID(c.cfg.clientID()),
 		kgo.WithHooks(connects{c.cfg.Unreachable}),
 		kgo.WithLogger(c.log),
 		kgo.Dialer(c.wires.dial),

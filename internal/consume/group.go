@@ -80,6 +80,7 @@ func (c *Client) Run(ctx context.Context, h Handler) error {
 	m := &membership{handler: h, log: c.log, topic: c.cfg.Topic, half: c.cfg.RebalanceTimeout / 2, assigned: map[int32]bool{}, born: time.Now()}
 	opts := []kgo.Opt{
 		kgo.WithHooks(m),
+		kgo.ClientID(c.cfg.memberClientID()),
 		kgo.ConsumerGroup(c.cfg.Job),
 		kgo.ConsumeTopics(c.cfg.Topic),
 		kgo.Balancers(kgo.CooperativeStickyBalancer()),

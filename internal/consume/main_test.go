@@ -32,6 +32,8 @@ func TestGroup(t *testing.T) { consumetest.Group(t, fake(t).ListenAddrs()) }
 
 func TestTopics(t *testing.T) { consumetest.Topics(t, fake(t).ListenAddrs()) }
 
+func TestLook(t *testing.T) { consumetest.Look(t, fake(t).ListenAddrs()) }
+
 func TestFaults(t *testing.T) { consumetest.Faults(t, fake(t).ListenAddrs()) }
 
 func TestRace(t *testing.T) { consumetest.Race(t, fake(t).ListenAddrs(), nil) }

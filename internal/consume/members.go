@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
+	"strings"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -15,9 +17,12 @@ import (
 type Member struct {
 	ID       string
 	Instance string // kafka.instance_id; "" for a dynamic member
-	ClientID string
-	Host     string  // its address, as the broker sees it
-	Lanes    []int32 // partitions of the input, in order; none in a rebalance
+	Host     string // its address, as the broker sees it
+	// AdminAddr is where its admin port can be asked, host:port; "" where the
+	// member doesn't say. Somebody else may listen there by now: the answer has to
+	// be this member's.
+	AdminAddr string
+	Lanes     []int32 // partitions of the input, in order; none in a rebalance
 }
 
 // Members asks for the job's group. state is the group's word for itself:
@@ -53,7 +58,8 @@ func (c *Client) Members(ctx context.Context) (state string, members []Member, e
 }
 
 func (c *Client) memberOf(d *kadm.DescribedGroupMember) Member {
-	m := Member{ID: d.MemberID, ClientID: d.ClientID, Host: d.ClientHost}
+	m := Member{ID: d.MemberID, Host: plainHost(d.ClientHost)}
+	m.AdminAddr = adminAddr(d.ClientID, c.cfg.clientID(), m.Host)
 	if d.InstanceID != nil {
 		m.Instance = *d.InstanceID
 	}
@@ -66,4 +72,32 @@ func (c *Client) memberOf(d *kadm.DescribedGroupMember) Member {
 	}
 	slices.Sort(m.Lanes)
 	return m
+}
+
+// plainHost is the address alone of what a broker calls a host: it may have a
+// name, or nothing, before a slash, and the one in memory adds a port.
+func plainHost(s string) string {
+	s = s[strings.LastIndexByte(s, '/')+1:]
+	if host, _, err := net.SplitHostPort(s); err == nil {
+		return host
+	}
+	return s
+}
+
+// adminAddr is where the admin port of a member is reached whose client id and
+// host these are. A port that listens on every address is reached by the one
+// that the broker sees.
+func adminAddr(clientID, ours, memberHost string) string {
+	listen, ok := strings.CutPrefix(clientID, ours+"@")
+	if !ok {
+		return ""
+	}
+	host, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		return ""
+	}
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = memberHost
+	}
+	return net.JoinHostPort(host, port)
 }

@@ -20,6 +20,8 @@ type laneLogs struct {
 	lane  checkpoint.Lane
 
 	input, decisions, state *partitionLog
+
+	now bool // nothing is waited for: what is open is read as it was before it
 }
 
 func (c *Client) logsOf(cl *kgo.Client, lane checkpoint.Lane) laneLogs {
@@ -41,11 +43,34 @@ func (o *Owner) Read(ctx context.Context) (checkpoint.Read, error) {
 
 // Look is Read for who is no owner, such as the operator's tools: stable, but
 // under no fence. An owner at work moves on meanwhile, also between the reading
-// of the two copies of its decision; who has to know reads again. It waits for
-// an open Kafka transaction of the lane until ctx ends.
+// of the two copies of its decision; who has to know reads again. It waits for an
+// open Kafka transaction of the lane until ctx ends: then Unstable says so of the
+// error.
 func (c *Client) Look(ctx context.Context, partition int32) (checkpoint.Read, error) {
-	o := c.logsOf(c.fetch.cl, checkpoint.Lane{Topic: c.cfg.Topic, Partition: partition})
+	o := c.lookersLogs(partition)
 	return o.readStable(ctx)
+}
+
+// lookersLogs are a lane's by the client that lanes share.
+func (c *Client) lookersLogs(partition int32) laneLogs {
+	o := c.logsOf(c.fetch.cl, checkpoint.Lane{Topic: c.cfg.Topic, Partition: partition})
+	o.decisions.wait = 0
+	return o
+}
+
+// LookNow is Look that waits for no open Kafka transaction: the decision that it
+// gives was made, but a later one may have been made too. Its two copies need not
+// be of one moment.
+func (c *Client) LookNow(ctx context.Context, partition int32) (checkpoint.Read, error) {
+	o := c.lookersLogs(partition)
+	o.now = true
+	return o.readStable(ctx)
+}
+
+// Unstable reports whether a reading has failed because a Kafka transaction was
+// open for all of its time.
+func Unstable(err error) bool {
+	return errors.Is(err, errOpenTransaction) || errors.Is(err, kerr.UnstableOffsetCommit)
 }
 
 func (o *laneLogs) readStable(ctx context.Context) (checkpoint.Read, error) {
@@ -78,6 +103,9 @@ func (o *laneLogs) read(ctx context.Context) (r checkpoint.Read, err error) {
 	}
 
 	start, end, err := o.decisions.bounds(ctx)
+	if o.now && err == nil {
+		end, err = o.decisions.stable(ctx)
+	}
 	if err != nil {
 		return r, err
 	}
@@ -99,7 +127,7 @@ func (o *laneLogs) read(ctx context.Context) (r checkpoint.Read, err error) {
 func (o *laneLogs) readOffset(ctx context.Context, r *checkpoint.Read) error {
 	return o.input.retry(ctx, "the group's offset of", func() error {
 		req := kmsg.NewPtrOffsetFetchRequest()
-		req.RequireStable = true
+		req.RequireStable = !o.now
 		rt := kmsg.NewOffsetFetchRequestGroupTopic()
 		rt.Topic, rt.TopicID, rt.Partitions = o.lane.Topic, o.input.id, []int32{o.lane.Partition}
 		rg := kmsg.NewOffsetFetchRequestGroup()

@@ -21,6 +21,10 @@ type partitionLog struct {
 	topic     string
 	partition int32
 
+	// How long a broker may keep an answer without records back. 0 where lanes share
+	// a connection, on which a broker answers one request after the other.
+	wait time.Duration
+
 	known      bool // the rest is from the last metadata
 	id         [16]byte
 	partitions int32
@@ -28,7 +32,7 @@ type partitionLog struct {
 }
 
 func newPartitionLog(cl *kgo.Client, topic string, partition int32) *partitionLog {
-	return &partitionLog{cl: cl, topic: topic, partition: partition}
+	return &partitionLog{cl: cl, topic: topic, partition: partition, wait: readWait}
 }
 
 func (p *partitionLog) String() string { return fmt.Sprintf("%s/%d", p.topic, p.partition) }
@@ -126,12 +130,21 @@ const earliest, latest = -2, -1
 // for read_uncommitted: the last stable offset is too small while a crashed
 // writer's transaction is open.
 func (p *partitionLog) bounds(ctx context.Context) (start, end int64, err error) {
-	if start, err = p.listOffset(ctx, earliest); err != nil {
+	if start, err = p.listOffset(ctx, earliest, uncommitted); err != nil {
 		return 0, 0, err
 	}
-	end, err = p.listOffset(ctx, latest)
+	end, err = p.listOffset(ctx, latest, uncommitted)
 	return start, end, err
 }
+
+// stable gives the last stable offset: no open Kafka transaction has a record
+// before it.
+func (p *partitionLog) stable(ctx context.Context) (offset int64, err error) {
+	return p.listOffset(ctx, latest, committed)
+}
+
+// Isolation levels of a request.
+const uncommitted, committed = 0, 1
 
 // newListOffsets makes a request that is answered as soon as any other one. By
 // default it allows the broker 30 s for looking into remote storage, where
@@ -144,9 +157,10 @@ func newListOffsets() *kmsg.ListOffsetsRequest {
 	return req
 }
 
-func (p *partitionLog) listOffset(ctx context.Context, which int64) (offset int64, err error) {
+func (p *partitionLog) listOffset(ctx context.Context, which int64, isolation int8) (offset int64, err error) {
 	err = p.retry(ctx, "list offsets of", func() error {
 		req := newListOffsets()
+		req.IsolationLevel = isolation
 		rp := kmsg.NewListOffsetsRequestTopicPartition()
 		rp.Partition, rp.Timestamp, rp.CurrentLeaderEpoch = p.partition, which, -1
 		rt := kmsg.NewListOffsetsRequestTopic()
@@ -169,20 +183,30 @@ func (p *partitionLog) listOffset(ctx context.Context, which int64) (offset int6
 
 // piece is what one fetch found.
 type piece struct {
-	records []*kgo.Record // committed, without control records
+	records []*kgo.Record // without control records
 	next    int64         // behind everything that the fetch has passed, records or not
 	stable  int64         // last stable offset
 }
 
 // fetch reads committed records from offset on, waiting at most wait for some.
-func (p *partitionLog) fetch(ctx context.Context, offset int64, wait time.Duration, maxBytes int32) (got piece, err error) {
+func (p *partitionLog) fetch(ctx context.Context, offset int64, wait time.Duration, maxBytes int32) (piece, error) {
+	return p.fetchAs(ctx, committed, offset, wait, maxBytes)
+}
+
+// fetchAs is fetch by an isolation level: uncommitted reads records of open and of
+// aborted Kafka transactions too.
+func (p *partitionLog) fetchAs(ctx context.Context, isolation int8, offset int64, wait time.Duration, maxBytes int32) (got piece, err error) {
+	level := kgo.ReadCommitted()
+	if isolation == uncommitted {
+		level = kgo.ReadUncommitted()
+	}
 	err = p.retry(ctx, "read", func() error {
 		req := kmsg.NewPtrFetchRequest()
 		req.ReplicaID = -1
 		req.MaxWaitMillis = int32(wait / time.Millisecond)
 		req.MinBytes = 1
 		req.MaxBytes = maxBytes
-		req.IsolationLevel = 1 // read_committed
+		req.IsolationLevel = isolation
 		req.SessionID, req.SessionEpoch = 0, -1
 		rp := kmsg.NewFetchRequestTopicPartition()
 		rp.Partition, rp.FetchOffset, rp.PartitionMaxBytes = p.partition, offset, maxBytes
@@ -211,7 +235,7 @@ func (p *partitionLog) fetch(ctx context.Context, offset int64, wait time.Durati
 		}
 		found, next := kgo.ProcessFetchPartition(kgo.ProcessFetchPartitionOpts{
 			Offset:         offset,
-			IsolationLevel: kgo.ReadCommitted(),
+			IsolationLevel: level,
 			Topic:          p.topic,
 			Partition:      p.partition,
 		}, answer, decompressor, nil)
@@ -226,8 +250,12 @@ func (p *partitionLog) fetch(ctx context.Context, offset int64, wait time.Durati
 
 const (
 	readWait  = 250 * time.Millisecond // a fetch behind an open transaction; asked again until the context ends
+	readPause = 50 * time.Millisecond  // before it is asked again without such a wait
 	readBytes = 4 << 20
 )
+
+// errOpenTransaction says what a reading has waited for.
+var errOpenTransaction = errors.New("another producer's transaction is open")
 
 // readTo calls fn for every committed record in [from, to), and passed after
 // each answer of the broker that went on, records in it or not. It returns when
@@ -236,10 +264,13 @@ const (
 func (p *partitionLog) readTo(ctx context.Context, from, to int64, passed func(), fn func(*kgo.Record) error) error {
 	stable := int64(math.MaxInt64) // not known yet
 	for offset := from; offset < to; {
-		got, err := p.fetch(ctx, offset, readWait, readBytes)
+		got, err := p.fetch(ctx, offset, p.wait, readBytes)
+		if err == nil && got.next == offset && p.wait == 0 {
+			err = pause(ctx, readPause)
+		}
 		if err != nil {
 			if ctx.Err() != nil && stable <= offset {
-				return fmt.Errorf("read %s: another producer's transaction is open at offset %d, below the end %d (the broker aborts it after that producer's transaction time-out): %w", p, stable, to, err)
+				return fmt.Errorf("read %s: %w at offset %d, below the end %d (the broker aborts it after that producer's transaction time-out): %w", p, errOpenTransaction, stable, to, err)
 			}
 			return err
 		}

@@ -122,24 +122,24 @@ func (l *lane) retry(err error) {
 	switch {
 	case refused != nil && refused.Scope == checkpoint.EndsProcess:
 		// Whoever ends the process says so: other lanes may refuse for the same reason.
-		l.failed(Stopped, refused.Reason, err)
+		l.failed(refused, err)
 		l.p.fail(refused)
 		wait = l.p.cfg.StoppedRetry
 	case refused != nil:
 		wait = l.p.cfg.StoppedRetry
 		log.Error("lane stopped", "reason", refused.Reason, "err", err, "looks_again_in", wait)
-		l.failed(Stopped, refused.Reason, err)
+		l.failed(refused, err)
 	case errors.Is(err, checkpoint.ErrNotAssigned) && l.at.Incarnation == 0:
 		// No session began: the group has not said yet that the lane is gone.
 		log.Debug("lane not assigned: waiting for the group", "err", err, "next_in", wait)
-		l.failed(Recovering, "", err)
+		l.failed(nil, err)
 	case errors.Is(err, checkpoint.ErrNotAssigned), errors.Is(err, checkpoint.ErrSuperseded):
 		// The group will tell; if it does not, the lane is still ours.
 		log.Info("session ended", "err", err, "next_in", wait)
-		l.failed(Recovering, "", err)
+		l.failed(nil, err)
 	default:
 		log.Warn("session ended, a new one recovers", "err", err, "failures", l.failures, "next_in", wait)
-		l.failed(Recovering, "", err)
+		l.failed(nil, err)
 	}
 	t := time.NewTimer(wait)
 	defer t.Stop()

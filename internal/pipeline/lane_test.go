@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -106,7 +107,7 @@ func TestMaxIDs(t *testing.T) {
 			r.topic.append(messages(0, 60)...)
 			sleep(5 * time.Second)
 			s := r.status()
-			if s.State != pipeline.Paused || s.Reason != pipeline.PausedByMaxIDs || s.Next != 50 || s.Message == "" {
+			if s.State != pipeline.Paused || s.Reason != pipeline.PausedByMaxIDs || s.Next != 50 || s.Message == "" || !strings.HasSuffix(s.Message, ". Next step: "+s.NextStep) {
 				t.Errorf("status: %+v", s)
 			}
 		})
@@ -304,7 +305,7 @@ func TestStoppedLaneLooksAgain(t *testing.T) {
 		r.run(func() {
 			sleep(30 * time.Second)
 			s := r.status()
-			if s.State != pipeline.Stopped || s.Reason != checkpoint.ReasonOffsetReset || s.Message == "" {
+			if s.State != pipeline.Stopped || s.Reason != checkpoint.ReasonOffsetReset || s.NextStep == "" || !strings.HasSuffix(s.Message, ". Next step: "+s.NextStep) {
 				t.Errorf("status: %+v", s)
 			}
 			r.world.With(func() { r.world.SetOffset(5, was) })

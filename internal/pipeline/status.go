@@ -28,6 +28,7 @@ type Status struct {
 	Since        time.Time // of this state
 	Reason       string    // of a stopped or paused lane
 	Message      string    // likewise, with the next step
+	NextStep     string    // the next step alone
 	Failures     int       // sessions that have failed since the lane last moved
 	LastError    string    // of the last one; "" once the lane has moved
 	Incarnation  int64
@@ -128,17 +129,21 @@ func (l *lane) update(fn func(s *Status)) {
 }
 
 // enter begins a state.
-func (s *Status) enter(state State, reason, message string) {
+func (s *Status) enter(state State, reason, message, nextStep string) {
 	if s.State != state {
 		s.State, s.Since = state, time.Now()
 	}
-	s.Reason, s.Message = reason, message
+	s.Reason, s.Message, s.NextStep = reason, message, nextStep
 }
 
-// failed notes a session's end.
-func (l *lane) failed(state State, reason string, err error) {
+// failed notes a session's end; refused is nil where the next one may go on.
+func (l *lane) failed(refused *checkpoint.Refusal, err error) {
 	l.update(func(s *Status) {
-		s.enter(state, reason, err.Error())
+		if refused != nil {
+			s.enter(Stopped, refused.Reason, err.Error(), refused.Next)
+		} else {
+			s.enter(Recovering, "", err.Error(), "")
+		}
 		s.Failures, s.LastError = l.failures, err.Error()
 	})
 }
@@ -147,7 +152,7 @@ func (l *lane) failed(state State, reason string, err error) {
 // one that recovers again and again gets nowhere.
 func (l *lane) running(incarnation int64, d *checkpoint.Decision) {
 	l.update(func(s *Status) {
-		s.enter(Running, "", "")
+		s.enter(Running, "", "", "")
 		s.InDoubt = false
 		s.Incarnation, s.Position = incarnation, d.Next
 		s.found(d)

@@ -236,12 +236,13 @@ func (w *work) tell() {
 	if over != w.waiting {
 		w.waiting = over
 		if over {
-			msg := fmt.Sprintf("this instance holds %d ids, dedup.max_ids allows %d. Next step: raise it (about 60 bytes of memory an id), or add instances", w.l.p.ids.Load(), w.cfg.MaxIDs)
+			const next = "raise it (about 60 bytes of memory an id), or add instances"
+			msg := fmt.Sprintf("this instance holds %d ids, dedup.max_ids allows %d. Next step: %s", w.l.p.ids.Load(), w.cfg.MaxIDs, next)
 			w.log.Error("lane paused", "seq", w.s.Decision().Seq, "reason", PausedByMaxIDs, "err", msg)
-			w.l.update(func(s *Status) { s.enter(Paused, PausedByMaxIDs, msg) })
+			w.l.update(func(s *Status) { s.enter(Paused, PausedByMaxIDs, msg, next) })
 		} else {
 			w.log.Info("lane goes on", "seq", w.s.Decision().Seq, "reason", PausedByMaxIDs)
-			w.l.update(func(s *Status) { s.enter(Running, "", "") })
+			w.l.update(func(s *Status) { s.enter(Running, "", "", "") })
 		}
 	}
 	w.l.update(func(s *Status) {

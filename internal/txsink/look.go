@@ -10,11 +10,13 @@ import (
 	"billing/internal/checkpoint"
 )
 
-// Look is what a shard and its server show of prepared branches.
+// Look is what a shard and its server show to who only looks.
 type Look struct {
 	Server string          // @@server_uuid
 	Set    checkpoint.UUID // of billing_meta; zero where there is none
-	XIDs   []XID           // all prepared branches of the server, also foreign ones and those of other shards (see XID.OnShard)
+
+	Lanes map[checkpoint.Lane]checkpoint.LaneRow // as they are committed
+	XIDs  []XID                                  // all prepared branches of the server, also foreign ones and those of other shards (see XID.OnShard)
 
 	// Newest are the last epochs of the shard's lanes, prepared ones among them:
 	// a branch that is prepared is its lane's newest epoch, as it holds the lock of
@@ -36,7 +38,9 @@ type NewestEpoch struct {
 }
 
 // Look looks at a shard for the operator's tools, by number. It works before
-// Check, changes nothing, and waits for no lock. A user who may not see prepared
+// Check, changes nothing, and waits for no lock. It is no snapshot: a branch may
+// end between the reading of the lanes, that of the list, and that of the newest
+// epochs, in this order. A user who may not see prepared
 // branches is a *checkpoint.Refusal.
 func (s *Sink) Look(ctx context.Context, shard int) (Look, error) {
 	sh := s.shards[shard]
@@ -49,7 +53,10 @@ func (s *Sink) Look(ctx context.Context, shard int) (Look, error) {
 	if err := c.QueryRowContext(ctx, "SELECT @@server_uuid").Scan(&l.Server); err != nil {
 		return Look{}, sh.failed(fmt.Errorf("look at the server: %w", err))
 	}
-	// Before the rows: what is listed has written its own.
+	if l.Lanes, err = laneRows(ctx, c); err != nil {
+		return Look{}, sh.failed(err)
+	}
+	// Before the newest rows: what is listed has written its own.
 	if l.XIDs, err = listed(ctx, c); err != nil {
 		return Look{}, sh.xaProblem(ctx, c, err)
 	}
@@ -68,6 +75,31 @@ func (s *Sink) Look(ctx context.Context, shard int) (Look, error) {
 		return Look{}, sh.failed(err)
 	}
 	return l, nil
+}
+
+// laneRows reads the lanes' rows; none where there is no table.
+func laneRows(ctx context.Context, c *sql.Conn) (lanes map[checkpoint.Lane]checkpoint.LaneRow, err error) {
+	lanes = map[checkpoint.Lane]checkpoint.LaneRow{}
+	rows, err := c.QueryContext(ctx, "SELECT kafka_topic, kafka_partition, incarnation, seq, offset_next FROM billing_lane")
+	if isAnswer(err, errNoSuchTable) {
+		return lanes, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read billing_lane: %w", err)
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for rows.Next() {
+		var lane checkpoint.Lane
+		var row checkpoint.LaneRow
+		if err := rows.Scan(&lane.Topic, &lane.Partition, &row.Incarnation, &row.Seq, &row.Next); err != nil {
+			return nil, fmt.Errorf("read billing_lane: %w", err)
+		}
+		lanes[lane] = row
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read billing_lane: %w", err)
+	}
+	return lanes, nil
 }
 
 // newest reads the last epoch of each lane, as it is written and not as it is

@@ -8,6 +8,7 @@
 //   - encode.go: values as SQL and in the digest, which ties an epoch together
 //   - refused.go: rows that MySQL refuses: which record, and what is there already
 //   - leftovers.go: what older sessions left: connections, prepared branches
+//   - look.go: a shard as it is, for who only looks
 //   - check.go, fit.go, tables.go: what a shard must be before money is put there
 //   - migrate.go: how the tables come to be
 //

@@ -56,6 +56,8 @@ func TestGroup(t *testing.T) { consumetest.Group(t, brokers()) }
 
 func TestTopics(t *testing.T) { consumetest.Topics(t, brokers()) }
 
+func TestLook(t *testing.T) { consumetest.Look(t, brokers()) }
+
 func TestFaults(t *testing.T) { consumetest.Faults(t, brokers()) }
 
 func TestRace(t *testing.T) { consumetest.Race(t, brokers(), nil) }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -38,12 +39,7 @@ func (w *world) commandEnv(env []string, args ...string) *process {
 	defer f.Close()
 	p := &process{t: w.t, log: f.Name(), done: make(chan struct{})}
 	p.cmd = exec.Command(shared.binary, append(args, "--config", w.config)...)
-	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "BILLING_") { // the testbed's own
-			p.cmd.Env = append(p.cmd.Env, v)
-		}
-	}
-	p.cmd.Env = append(p.cmd.Env, env...)
+	p.cmd.Env = append(environ(), env...)
 	p.cmd.Stdout, p.cmd.Stderr = f, f
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
@@ -62,6 +58,11 @@ func (w *world) commandEnv(env []string, args ...string) *process {
 		}
 	})
 	return p
+}
+
+// environ is ours without the testbed's own variables.
+func environ() []string {
+	return slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "BILLING_") })
 }
 
 // run starts `billing run`; failpoint is POINT:N, POINT:N:stop, POINT:N:hold, or "".

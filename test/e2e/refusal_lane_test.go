@@ -223,15 +223,12 @@ func stoppedRows() []*stoppedRow {
 	}
 }
 
-// TestRefusalsThatStopALane: each row is a lane that stops for a reason of its
-// own, while the lane without a row works on; and comes back without a restart
-// when the condition is gone.
-func TestRefusalsThatStopALane(t *testing.T) {
-	t.Parallel()
-	rows := stoppedRows()
+// spoiled is a job that has worked, with a lane for each row that is spoiled as
+// the row says. Lane 0 is a good one. The service is stopped.
+func spoiled(t *testing.T, rows []*stoppedRow) (*world, []*laneOf) {
+	t.Helper()
 	w := newWorld(t, 2, withPartitions(int32(len(rows))+1))
 	w.edit("  topic: ", "  max_batch_bytes: 1048576\n  topic: ")
-	good := &laneOf{world: w, t: t, partition: 0}
 	lanes := make([]*laneOf, len(rows))
 	for i, row := range rows {
 		lanes[i] = &laneOf{world: w, t: t, row: row, partition: int32(i) + 1}
@@ -263,9 +260,20 @@ func TestRefusalsThatStopALane(t *testing.T) {
 		}
 		l.before, l.booked = w.decided(l.partition), w.booked(l.partition)
 	}
+	return w, lanes
+}
+
+// TestRefusalsThatStopALane: each row is a lane that stops for a reason of its
+// own, while the lane without a row works on; and comes back without a restart
+// when the condition is gone.
+func TestRefusalsThatStopALane(t *testing.T) {
+	t.Parallel()
+	rows := stoppedRows()
+	w, lanes := spoiled(t, rows)
+	good := &laneOf{world: w, t: t, partition: 0}
 
 	w.edit("first_start: true", "first_start: false")
-	s = w.run("")
+	s := w.run("")
 	for _, l := range lanes {
 		if l.row.live != nil {
 			servers.Eventually(t, time.Minute, func() error {

@@ -2,6 +2,7 @@ package txsink_test
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -48,6 +49,9 @@ func TestLook(t *testing.T) {
 			}
 			if look.Set != s.SetID() || look.Server == "" || len(look.Problems) != 0 {
 				t.Errorf("shard %d: set %s, server %q, problems %v", i, look.Set, look.Server, look.Problems)
+			}
+			if want := map[checkpoint.Lane]checkpoint.LaneRow{quiet.id: {Incarnation: 1, Seq: 1, Next: 2}, busy.id: {Incarnation: 1, Seq: 1, Next: 2}}; !maps.Equal(look.Lanes, want) {
+				t.Errorf("shard %d: lanes %v, want %v", i, look.Lanes, want)
 			}
 			var lanes []string
 			for _, e := range look.Newest {
