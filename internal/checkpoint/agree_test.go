@@ -134,8 +134,10 @@ func TestRefusalsBeforeTheTakeover(t *testing.T) {
 				decisions := len(w.Decisions)
 				prepared := fmt.Sprint(w.Shard(0).PreparedNow(), w.Shard(1).PreparedNow())
 				w.Plan(nil)
+				foreseen := foresee(t, w, job)
 				err := tryOpen(t, job)
 				refusedWith(t, err, c.reason, c.scope, c.says)
+				sameRefusal(t, foreseen, err)
 				if did := changes(w.Calls()); len(did) > 0 {
 					t.Errorf("changed: %v", did)
 				}

@@ -314,7 +314,7 @@ func (s *Session) commit(ctx context.Context, i int, shard Shard, d *Decision) (
 		case ok && row.GTRID == d.GTRID:
 			return row, nil
 		case ok:
-			return row, s.otherEpoch(shard, d, row)
+			return row, otherEpoch(s.lane, shard, d, row)
 		case errors.Is(err, ErrNotListed):
 			// "Unknown XID" proves nothing: a commit that is executing is in
 			// neither place. Look again for a while; then the session ends and

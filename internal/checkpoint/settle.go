@@ -93,7 +93,7 @@ func (s *Session) settle(ctx context.Context, i int, shard Shard, d *Decision, s
 		case absent.IsZero():
 			absent = time.Now()
 		case time.Since(absent) > s.job.Limits.LookAgain:
-			return row, s.lostEpoch(ctx, shard, d)
+			return row, lostEpoch(ctx, s.lane, shard, d)
 		}
 		if perr := pause(ctx, backoff(try)); perr != nil {
 			return row, fmt.Errorf("shard %s: %w", shard.Name(), errors.Join(perr, err))
@@ -190,38 +190,14 @@ func (s *Session) settleOnce(ctx context.Context, i int, shard Shard, d *Decisio
 		}
 	}
 
-	lane, known, err := shard.LaneRow(ctx, s.lane)
+	lane, known, err := s.job.laneRow(ctx, s.lane, shard, d)
 	if err != nil {
-		return row, missing, fmt.Errorf("read the lane's row: %w", err)
-	}
-	if known && lane.Seq > d.Seq {
-		return row, missing, &Refusal{Reason: ReasonShardAhead, What: s.lane.String(),
-			Wrong: fmt.Sprintf("shard %s has the lane's epochs up to %d (next offset %d), the decision in Kafka is of epoch %d (offset %d): Kafka has lost decisions, or the shard has epochs that nobody decided", shard.Name(), lane.Seq, lane.Next, d.Seq, d.Next),
-			Next:  "restore the group's offsets and topic " + s.job.Name + ".decision; see the runbook"}
+		return row, missing, err
 	}
 	if left > 0 {
 		return row, busy, nil
 	}
-	if d.Seq == 0 {
-		return row, settled, nil
-	}
-	row, ok, err := shard.EpochRow(ctx, s.lane, d.Seq)
-	if err != nil {
-		return row, missing, fmt.Errorf("read the epoch's row: %w", err)
-	}
-	if ok && row.GTRID != d.GTRID {
-		return row, missing, s.otherEpoch(shard, d, row)
-	}
-	if decided, _ := d.GTRID.Parse(); ok && (!known || lane != LaneRow{Incarnation: decided.Incarnation, Seq: d.Seq, Next: row.Next}) {
-		// The compare-and-set of the next epoch would fail for ever.
-		return row, missing, &Refusal{Reason: ReasonInvariant, What: s.lane.String(),
-			Wrong: fmt.Sprintf("shard %s has the row of epoch %d of incarnation %d with next offset %d in billing_epoch, but billing_lane says epoch %d of incarnation %d with %d: one of them was changed by hand", shard.Name(), d.Seq, decided.Incarnation, row.Next, lane.Seq, lane.Incarnation, lane.Next),
-			Next:  "restore the row of billing_lane from billing_epoch; see the runbook"}
-	}
-	if !ok {
-		return row, missing, nil
-	}
-	return row, settled, nil
+	return s.job.epochRow(ctx, s.lane, shard, d, lane, known)
 }
 
 // act judges one prepared branch and does what the judgement says. It returns
@@ -250,13 +226,9 @@ func (s *Session) act(ctx context.Context, i int, shard Shard, g GTRID, d *Decis
 	case superseded:
 		return v, fmt.Errorf("%w: shard %s has branch %s of incarnation %d, ours is %d", ErrSuperseded, shard.Name(), g, n.Incarnation, s.incarnation)
 	case older:
-		return v, &Refusal{Reason: ReasonOldBranch, What: s.lane.String(),
-			Wrong: fmt.Sprintf("shard %s has the prepared branch %s of epoch %d, but epoch %d is decided: the shard has come back older than it was", shard.Name(), g, n.Seq, d.Seq),
-			Next:  "find out from which backup or replica it was restored, and do not end the branch by hand before; see the runbook"}
+		return v, oldBranch(s.lane, shard, g, n, d)
 	case impossible:
-		return v, &Refusal{Reason: ReasonInvariant, What: s.lane.String(),
-			Wrong: fmt.Sprintf("shard %s has the prepared branch %s with this session's incarnation, before the session has prepared anything", shard.Name(), g),
-			Next:  "report it with the log; nothing was changed"}
+		return v, impossibleBranch(s.lane, shard, g)
 	}
 	return v, nil
 }
@@ -314,20 +286,4 @@ func (s *Session) sweepOnce(ctx context.Context, i int, shard Shard) error {
 		}
 	}
 	return nil
-}
-
-func (s *Session) lostEpoch(ctx context.Context, shard Shard, d *Decision) error {
-	has := "no epoch of the lane"
-	if row, ok, err := shard.LaneRow(ctx, s.lane); err == nil && ok {
-		has = fmt.Sprintf("the lane's epochs up to %d (next offset %d)", row.Seq, row.Next)
-	}
-	return &Refusal{Reason: ReasonLostEpoch, What: s.lane.String(),
-		Wrong: fmt.Sprintf("shard %s has lost the committed epoch %d (branch %s, offsets up to %d): it is neither prepared nor there; the shard has %s", shard.Name(), d.Seq, d.GTRID, d.Next, has),
-		Next:  "was the shard failed over, restored from a backup, or the branch rolled back by hand? Restart mysqld once (a branch that was detached in the wrong instant comes back only then), then restore what is missing; see the runbook"}
-}
-
-func (s *Session) otherEpoch(shard Shard, d *Decision, row EpochRow) error {
-	return &Refusal{Reason: ReasonInvariant, What: s.lane.String(),
-		Wrong: fmt.Sprintf("shard %s shows epoch %d with branch %s, the decision names %s", shard.Name(), d.Seq, row.GTRID, d.GTRID),
-		Next:  "report it with the log; nothing was changed"}
 }

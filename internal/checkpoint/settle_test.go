@@ -112,8 +112,10 @@ func TestSettleRefuses(t *testing.T) {
 				w, job := started(t, 2, 3)
 				c.damage(w)
 				w.Plan(nil)
+				foreseen := foresee(t, w, job)
 				err := tryOpen(t, job)
 				refusedWith(t, err, c.reason, checkpoint.StopsLane, c.says...)
+				sameRefusal(t, foreseen, err)
 				if did := changes(w.Calls()); !slices.Equal(did, []string{"EndTxn"}) { // the takeover
 					t.Errorf("changed: %v", did)
 				}

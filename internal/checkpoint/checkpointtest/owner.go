@@ -60,8 +60,10 @@ func (o *Owner) request(ctx context.Context, call string, apply func(t *transact
 }
 
 // Read implements checkpoint.Owner.
-func (o *Owner) Read(ctx context.Context) (r checkpoint.Read, err error) {
-	w := o.world
+func (o *Owner) Read(ctx context.Context) (checkpoint.Read, error) { return o.world.Look(ctx) }
+
+// Look reads the lane stably under no fence.
+func (w *World) Look(ctx context.Context) (r checkpoint.Read, err error) {
 	err = w.do(ctx, "Read", func() error {
 		if w.open != nil && w.open.offset >= 0 {
 			return errors.New("unstable offset: another owner's transaction is open")
