@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -19,6 +20,7 @@ type laneLogs struct {
 	group string
 	lane  checkpoint.Lane
 
+	// The job's own two are nil for LookWithout where they are not there yet.
 	input, decisions, state *partitionLog
 }
 
@@ -44,7 +46,18 @@ func (o *Owner) Read(ctx context.Context) (checkpoint.Read, error) {
 // of the two copies of its decision; who has to know reads again. It waits for
 // an open Kafka transaction of the lane until ctx ends.
 func (c *Client) Look(ctx context.Context, partition int32) (checkpoint.Read, error) {
+	return c.LookWithout(ctx, partition, nil)
+}
+
+// LookWithout is Look where topics of the job are absent: they are read as empty,
+// as they will be made.
+func (c *Client) LookWithout(ctx context.Context, partition int32, absent []string) (checkpoint.Read, error) {
 	o := c.logsOf(c.fetch.cl, checkpoint.Lane{Topic: c.cfg.Topic, Partition: partition})
+	for _, own := range []**partitionLog{&o.decisions, &o.state} {
+		if slices.Contains(absent, (*own).topic) {
+			*own = nil
+		}
+	}
 	return o.readStable(ctx)
 }
 
@@ -64,6 +77,9 @@ func (o *laneLogs) read(ctx context.Context) (r checkpoint.Read, err error) {
 
 	// The input was raised while we run: a new lane finds nothing of its own.
 	for _, own := range []*partitionLog{o.decisions, o.state} {
+		if own == nil {
+			continue
+		}
 		has, err := own.count(ctx)
 		if err != nil {
 			return r, err
@@ -77,19 +93,22 @@ func (o *laneLogs) read(ctx context.Context) (r checkpoint.Read, err error) {
 		return r, err
 	}
 
-	start, end, err := o.decisions.bounds(ctx)
-	if err != nil {
-		return r, err
+	if o.decisions != nil {
+		start, end, err := o.decisions.bounds(ctx)
+		if err != nil {
+			return r, err
+		}
+		record, err := o.decisions.last(ctx, start, end)
+		if err != nil {
+			return r, err
+		}
+		if record != nil {
+			r.Record = string(record.Value)
+		}
 	}
-	record, err := o.decisions.last(ctx, start, end)
-	if err != nil {
-		return r, err
+	if o.state != nil {
+		r.StateStart, r.StateEnd, err = o.state.bounds(ctx)
 	}
-	if record != nil {
-		r.Record = string(record.Value)
-	}
-
-	r.StateStart, r.StateEnd, err = o.state.bounds(ctx)
 	return r, err
 }
 
