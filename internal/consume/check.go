@@ -88,7 +88,7 @@ func (c *Client) Seeds(ctx context.Context) []error {
 				_, err = askVersions().RequestWith(ctx, cl.SeedBrokers()[0])
 			}
 			if err != nil {
-				errs[i] = failed(address, "ask "+address, err)
+				errs[i] = failedAt(address, "ask "+address, "kafka.brokers", err)
 			}
 		})
 	}
@@ -154,7 +154,7 @@ func (c *Client) feature(ctx context.Context, b Broker) (level int, err error) {
 		err = errors.New("it does not know the cluster's features yet")
 	}
 	if err != nil {
-		return 0, failed(b.String(), "ask "+b.String()+" for its versions", err)
+		return 0, failedAt(b.String(), "ask "+b.String()+" for its versions", "the broker's advertised.listeners", err)
 	}
 	kversion.FromApiVersionsResponse(raw).EachFinalizedFeature(func(name string, l int16) {
 		if name == featureTransactions {

@@ -59,7 +59,7 @@ func (c *Client) topicRights(ctx context.Context) (problems []error, err error) 
 		if t.ErrorCode != 0 || t.Topic == nil {
 			continue // who looks the topic up says so
 		}
-		if err := lacking("topic "+*t.Topic, *t.Topic, t.AuthorizedOperations, c.neededOperations(*t.Topic)); err != nil {
+		if err := lacking("topic "+*t.Topic, t.AuthorizedOperations, c.neededOperations(*t.Topic)); err != nil {
 			problems = append(problems, err)
 		}
 	}
@@ -89,11 +89,11 @@ func (c *Client) groupRights(ctx context.Context) error {
 	case err != nil:
 		return failed(name, "ask for "+name, err)
 	}
-	return lacking(name, name, g.AuthorizedOperations, []kmsg.ACLOperation{kmsg.ACLOperationRead})
+	return lacking(name, g.AuthorizedOperations, []kmsg.ACLOperation{kmsg.ACLOperationRead})
 }
 
 // lacking is what is not among the operations that are allowed.
-func lacking(on, what string, allowed int32, needed []kmsg.ACLOperation) error {
+func lacking(on string, allowed int32, needed []kmsg.ACLOperation) error {
 	if allowed == notTold {
 		return nil
 	}
@@ -107,7 +107,7 @@ func lacking(on, what string, allowed int32, needed []kmsg.ACLOperation) error {
 	if len(not) == 0 {
 		return nil
 	}
-	return &checkpoint.ServerError{What: what, TurnedAway: true,
+	return &checkpoint.ServerError{What: on, TurnedAway: true,
 		Next: fmt.Sprintf("grant this service %s on %s: kafka-acls.sh --add", strings.Join(not, ", "), on),
 		Err:  fmt.Errorf("kafka: this service may not %s on %s", strings.Join(not, ", "), on)}
 }

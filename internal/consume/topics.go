@@ -78,7 +78,7 @@ func (c *Client) EnsureTopics(ctx context.Context, create bool) error {
 }
 
 // CheckTopics is EnsureTopics for who only looks. absent are the topics that are
-// not there and would be created.
+// not there; without create they are refused, too.
 func (c *Client) CheckTopics(ctx context.Context, input Input, create bool) (absent []string, err error) {
 	var problems []error
 	for _, topic := range c.ownTopics() {
@@ -91,10 +91,11 @@ func (c *Client) CheckTopics(ctx context.Context, input Input, create bool) (abs
 			problems = append(problems, c.judge(ctx, topic, t, input))
 		case !errors.Is(err, kerr.UnknownTopicOrPartition):
 			problems = append(problems, failed(topic.name, "look up topic "+topic.name, err))
-		case create:
-			absent = append(absent, topic.name)
 		default:
-			problems = append(problems, missingTopic(topic.name))
+			absent = append(absent, topic.name)
+			if !create {
+				problems = append(problems, missingTopic(topic.name))
+			}
 		}
 	}
 	return absent, errors.Join(problems...)

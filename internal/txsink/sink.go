@@ -114,7 +114,9 @@ func Open(cfg Config) (*Sink, error) {
 	var errs []error
 	for i, sc := range cfg.Shards {
 		if sc.Unknown {
-			s.shards = append(s.shards, &shard{number: i, name: sc.Name, cfg: &s.cfg})
+			sh := &shard{number: i, name: sc.Name, cfg: &s.cfg}
+			sh.listing = newListing(sh.askListed)
+			s.shards = append(s.shards, sh)
 			continue
 		}
 		driverConfig, err := connection(sc.DSN, &cfg)
