@@ -114,6 +114,9 @@ func checkConfig(ctx context.Context, c *config.Config, failure error, withServe
 		f.add("configuration", "", checked.Problems...)
 		if c != nil {
 			f.join(connect(ctx, c))
+			if ctx.Err() != nil {
+				return nil, fmt.Errorf("config check: stopped before everything was asked: %w", ctx.Err())
+			}
 		} else {
 			f.skip("the configuration can't be read", "servers")
 		}

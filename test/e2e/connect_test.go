@@ -3,6 +3,7 @@ package e2e
 import (
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"billing/test/servers"
 )
@@ -246,6 +248,24 @@ func TestConnectAroundTheFirstStart(t *testing.T) {
 		}
 	}
 	w.noPassword(t, p.output())
+
+	// A clock that is wrong is in nobody's way; the service says so, too.
+	dsn, err := mysql.ParseDSN(w.dsns[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	dsn.Params = map[string]string{"timestamp": fmt.Sprint(time.Now().Add(time.Hour).Unix())}
+	w.edit(w.dsns[0], dsn.FormatDSN())
+	a = w.connect(t, 0)
+	a.mustResult(t, map[string]string{"clock": "warning"})
+	const behind = "behind that of shard s0, more than 5m0s"
+	if len(a.Warnings) != 1 || !strings.Contains(a.Warnings[0], behind) {
+		t.Errorf("warnings: %q", a.Warnings)
+	}
+	s = w.run("")
+	servers.Eventually(t, time.Minute, func() error { return contains(s.output(), behind) })
+	s.stop()
+	w.configure(config)
 	w.exact()
 }
 
@@ -427,6 +447,56 @@ func (w *world) database(shard int) string {
 		w.t.Fatal(err)
 	}
 	return "`" + c.DBName + "`"
+}
+
+// TestConnectNamesRightsInKafka: a cluster with an authorizer tells what is allowed, and
+// what is missing is named before it is needed.
+func TestConnectNamesRightsInKafka(t *testing.T) {
+	t.Parallel()
+	kafka := servers.Kafka(t,
+		servers.WithEnv("KAFKA_AUTHORIZER_CLASS_NAME", "org.apache.kafka.metadata.authorizer.StandardAuthorizer"),
+		servers.WithEnv("KAFKA_ALLOW_EVERYONE_IF_NO_ACL_FOUND", "true"))
+	w := newWorld(t, 1, onServers(kafka, shared.mysql[:]...))
+	s := w.run("")
+	w.charge(0, 10)
+	w.waitAccounted()
+	s.stop()
+	w.connect(t, 0)
+
+	// Once there is a rule for something, only what its rules say is allowed.
+	allow := func(b *kadm.ACLBuilder, ops ...kmsg.ACLOperation) {
+		t.Helper()
+		results, err := kafka.Admin(t).CreateACLs(t.Context(), b.Allow("User:*").AllowHosts("*").Operations(ops...).ResourcePatternType(kadm.ACLPatternLiteral))
+		for _, r := range results {
+			err = errors.Join(err, r.Err)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	allow(kadm.NewACLs().Topics(w.topic), kmsg.ACLOperationDescribe)
+	allow(kadm.NewACLs().Topics(w.job+".decision"), kmsg.ACLOperationRead, kmsg.ACLOperationDescribeConfigs)
+	allow(kadm.NewACLs().Topics(w.job+".state"), kmsg.ACLOperationRead, kmsg.ACLOperationWrite, kmsg.ACLOperationDescribeConfigs)
+	allow(kadm.NewACLs().Groups(w.job), kmsg.ACLOperationDescribe)
+	group := "job unreachable turned-away group " + w.job
+	var a connected
+	servers.Eventually(t, time.Minute, func() error { // a rule holds a moment after the answer
+		p := w.command("config", "check", "--connect", "--json")
+		p.mustExit(4)
+		a = connected{}
+		if err := json.Unmarshal([]byte(p.output()), &a); err != nil {
+			return err
+		}
+		if !slices.Contains(a.problems(), group) {
+			return errors.New("no problem with the group yet")
+		}
+		return nil
+	})
+	a.mustHave(t, "kafka.topic unreachable turned-away topic "+w.topic, "job unreachable turned-away topic "+w.job+".decision",
+		"job unreachable turned-away topic "+w.job+".state", group)
+	for i, want := range []string{"READ on topic " + w.topic, "WRITE on topic " + w.job + ".decision", "DELETE on topic " + w.job + ".state", "READ on group " + w.job} {
+		a.mustSay(t, a.problems()[i], "this service may not "+want+" |", "grant this service "+want)
+	}
 }
 
 // TestConnectServersAway: each is a problem among the others, and none is waited
