@@ -120,9 +120,8 @@ func (a *connected) mustResult(t *testing.T, results map[string]string) {
 	}
 }
 
-// everything that a check could have changed: topics, the group and its offsets,
-// the recorded shards, tables, prepared branches. What a running service changes
-// is not in it.
+// everything that a check could have changed: topics, the group, the lanes' fences,
+// the recorded shards, tables. What a running service changes is not in it.
 func (w *world) everything() string {
 	w.t.Helper()
 	var out strings.Builder
@@ -146,6 +145,16 @@ func (w *world) everything() string {
 		fmt.Fprintf(&out, "group %s with %d members\n", g.State, len(g.Members))
 		for _, m := range g.Members {
 			fmt.Fprintf(&out, "member %s\n", m.MemberID)
+		}
+		for p := range w.partitions {
+			id := w.transactionalID(p)
+			states, err := admin.DescribeTransactions(w.t.Context(), id)
+			if err != nil {
+				return err
+			}
+			if state := states[id]; len(g.Members) == 0 { // each decision moves the epoch
+				fmt.Fprintf(&out, "partition %d: producer %d, epoch %d (%v)\n", p, state.ProducerID, state.ProducerEpoch, state.Err)
+			}
 		}
 		return nil
 	})
