@@ -103,7 +103,7 @@ func TestWrongUsageIs2(t *testing.T) {
 		{[]string{"config"}, `a command is missing after "billing config"`},
 		{[]string{"config", "bogus"}, `unknown command "bogus" for "billing config"`},
 		{[]string{"config", "check", "extra"}, `billing config check takes no arguments, got ["extra"]`},
-		{[]string{"config", "check", "--connect"}, "unknown flag: --connect"},
+		{[]string{"config", "check", "--bogus"}, "unknown flag: --bogus"},
 		{[]string{"config", "check", "--config"}, "flag needs an argument: --config"},
 		{[]string{"migrate", "--bogus"}, "unknown flag: --bogus"},
 		{[]string{"migrate", "extra"}, `takes no arguments, got ["extra"]`},

@@ -75,28 +75,39 @@ func topicRecreated(lane Lane, now, then UUID) *Refusal {
 }
 
 // sameDeployment compares what must not change between runs of a job with what
-// a lane was written with. The topic is as it is now.
+// a lane was written with. The topic is as it is now. It returns all refusals,
+// joined.
 func (job *Job) sameDeployment(lane Lane, d *Decision, topic UUID, partitions int32) error {
-	refuse := func(reason, next, wrong string, args ...any) error {
+	refuse := func(reason, next, wrong string, args ...any) *Refusal {
 		return &Refusal{Scope: EndsProcess, Reason: reason, What: lane.String(), Wrong: fmt.Sprintf(wrong, args...), Next: next}
 	}
 	switch {
 	case d.Job != job.Name || d.Topic != lane.Topic || d.Partition != lane.Partition:
-		return refuse(ReasonFingerprint, "use another job name",
+		r := refuse(ReasonFingerprint, "use another job name",
 			"the decision belongs to job %q, lane %s/%d", d.Job, d.Topic, d.Partition)
+		r.Keys = []string{"job"}
+		return r
 	case d.TopicID != topic:
 		return topicRecreated(lane, topic, d.TopicID)
-	case d.Partitions != partitions:
-		return partitionsChanged(lane, partitions, d.Partitions)
-	case d.Shards != len(job.Shards):
-		return refuse(ReasonShardsChanged, "restore the list of shards",
-			"%d shards are configured, the lane was written with %d", len(job.Shards), d.Shards)
-	case d.Fingerprint != job.Fingerprint:
-		return refuse(ReasonFingerprint, "give this deployment another job name, or restore what the job was started with",
+	}
+	var problems []error
+	if d.Partitions != partitions {
+		problems = append(problems, partitionsChanged(lane, partitions, d.Partitions))
+	}
+	if d.Shards != len(job.Shards) {
+		problems = append(problems, refuse(ReasonShardsChanged, "restore the list of shards",
+			"%d shards are configured, the lane was written with %d", len(job.Shards), d.Shards))
+	}
+	if d.Fingerprint != job.Fingerprint {
+		r := refuse(ReasonFingerprint, "give this deployment another job name, or restore what the job was started with",
 			"the lane was written with another set of shards, window or type prefix: then %s (fingerprint %s), here %s (%s). If these are equal, the databases are another set. Another deployment uses this job's name, or the configuration was changed",
 			d.Settings, d.Fingerprint, job.Settings, job.Fingerprint)
+		if r.Keys = differing(d.Settings, job.Settings); len(r.Keys) == 0 {
+			r.Keys = []string{"shards"}
+		}
+		problems = append(problems, r)
 	}
-	return nil
+	return errors.Join(problems...)
 }
 
 // SameTopic compares the input topic as it is now with what it was when the

@@ -50,7 +50,8 @@ func (s *Sink) Look(ctx context.Context, shard int) (Look, error) {
 	}
 	defer c.Close()
 	var l Look
-	if err := c.QueryRowContext(ctx, "SELECT @@server_uuid").Scan(&l.Server); err != nil {
+	var user string
+	if err := c.QueryRowContext(ctx, "SELECT @@server_uuid, CURRENT_USER()").Scan(&l.Server, &user); err != nil {
 		return Look{}, sh.failed(fmt.Errorf("look at the server: %w", err))
 	}
 	if l.Lanes, err = laneRows(ctx, c); err != nil {
@@ -58,7 +59,7 @@ func (s *Sink) Look(ctx context.Context, shard int) (Look, error) {
 	}
 	// Before the newest rows: what is listed has written its own.
 	if l.XIDs, err = listed(ctx, c); err != nil {
-		return Look{}, sh.xaProblem(ctx, c, err)
+		return Look{}, sh.xaProblem(err, grantee(user))
 	}
 	switch m, ok, err := readMeta(ctx, c); {
 	case err != nil:
