@@ -58,4 +58,6 @@ func TestTopics(t *testing.T) { consumetest.Topics(t, brokers()) }
 
 func TestFaults(t *testing.T) { consumetest.Faults(t, brokers()) }
 
+func TestLoad(t *testing.T) { consumetest.Load(t, brokers()) }
+
 func TestRace(t *testing.T) { consumetest.Race(t, brokers(), nil) }
