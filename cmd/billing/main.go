@@ -120,6 +120,7 @@ by comma, BILLING_SHARDS as JSON.`,
 	root.AddCommand(
 		newRunCommand(),
 		newMigrateCommand(),
+		newProduceCommand(),
 		newConfigCommand(),
 		newHealthcheckCommand(),
 		newVersionCommand(),

@@ -217,12 +217,13 @@ func (l *Load) state(ctx context.Context) (state string, err error) {
 	return state, err
 }
 
-// Close closes the Load. A Kafka transaction that is left open by an error is
-// aborted, if that can be had in a moment: it would hold up the lanes until its
-// time-out.
-func (l *Load) Close() {
+// Close closes the Load. A Kafka transaction that an error has left open is
+// aborted, if that can be had in a moment, also when ctx has ended: it would hold
+// up the lanes until its time-out.
+func (l *Load) Close(ctx context.Context) {
 	if l.open {
-		ctx, cancel := context.WithTimeout(context.Background(), l.client.cfg.RequestTimeout)
+		l.open = false
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.client.cfg.RequestTimeout)
 		defer cancel()
 		if err := l.cl.AbortBufferedRecords(ctx); err == nil {
 			_ = l.cl.EndTransaction(ctx, kgo.TryAbort)

@@ -57,7 +57,7 @@ func TestLoadKnowsHowATransactionEnded(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				defer l.Close()
+				defer l.Close(t.Context())
 				c.fault(cluster)
 				consumetest.RememberEnds(cluster)
 				if err := l.Transaction(t.Context(), messages, commit); err == nil || !strings.Contains(err.Error(), c.says) {
@@ -79,7 +79,7 @@ func TestLoadLosesNothingSilently(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer l.Close()
+		defer l.Close(t.Context())
 		cluster.Fault(kfake.Fault{Keys: []kmsg.Key{kmsg.Produce}, Topic: r.Topic, Partitions: []int32{1}, Err: kerr.TopicAuthorizationFailed, Count: -1})
 		messages := []consume.Message{{Partition: 0, Value: []byte("0")}, {Partition: 1, Value: []byte("1")}, {Partition: 0, Value: []byte("0")}}
 		if transactionalID != "" {
@@ -93,7 +93,7 @@ func TestLoadLosesNothingSilently(t *testing.T) {
 		if !errors.Is(err, kerr.TopicAuthorizationFailed) || !strings.Contains(err.Error(), r.Topic+"/1") {
 			t.Fatalf("got %v", err)
 		}
-		l.Close()
+		l.Close(t.Context())
 		if n := len(r.ReadInput(t, 2, kgo.ReadCommitted())); transactionalID != "" && n > 0 {
 			t.Errorf("%d messages are committed", n)
 		}

@@ -62,7 +62,7 @@ func (c Config) Check() error {
 	share("skew", c.Skew)
 	share("duplicates", c.Duplicates)
 	share("bad", c.Bad)
-	wrong(c.Duplicates+c.Bad > 1, "duplicates and bad are %v together: give at most 1", c.Duplicates+c.Bad)
+	wrong(c.Duplicates+c.Bad > 1, "duplicates and bad are %.4g together: give at most 1", c.Duplicates+c.Bad)
 	wrong(c.Partitions < 1, "partitions is %d: give 1 or more", c.Partitions)
 	wrong(c.Now.Year() < 2001 || c.Now.Year() > lastYear, "now is %s: give a time in the years 2001 to %d", c.Now.Format(time.RFC3339), lastYear)
 	if badRate := !(c.Rate >= 0) || math.IsInf(c.Rate, 0); badRate {

@@ -46,7 +46,7 @@ func Load(t *testing.T, brokers []string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(l.Close)
+		t.Cleanup(func() { l.Close(context.Background()) })
 		return r, l
 	}
 
@@ -120,7 +120,7 @@ func Load(t *testing.T, brokers []string) {
 			}
 			m := message(i)
 			err = l.Transaction(t.Context(), []consume.Message{m}, true)
-			l.Close()
+			l.Close(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -142,7 +142,7 @@ func Load(t *testing.T, brokers []string) {
 			t.Fatalf("got %v", err)
 		}
 		fault.Heal()
-		l.Close()
+		l.Close(t.Context())
 		sameInOrder(t, r.ReadInput(t, partitions, kgo.ReadCommitted()), []string{show(first.Partition, first.Key, first.Value, len(first.Headers))})
 	})
 
@@ -157,7 +157,7 @@ func Load(t *testing.T, brokers []string) {
 			t.Fatalf("got %v", err)
 		}
 		fault.Heal()
-		l.Close()
+		l.Close(t.Context())
 		// Read to the end, which an open transaction would be before.
 		sameInOrder(t, r.ReadInput(t, partitions, kgo.ReadCommitted()), nil)
 	})
