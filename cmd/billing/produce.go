@@ -39,9 +39,10 @@ func newProduceCommand() *cobra.Command {
 		Short: "Write a test load whose answer is known",
 		Long: `Writes a load to kafka.topic, made for the configuration: charges and credits of many
 accounts in all forms of a message, repeats, conflicts, and messages that are bad in
-every way. Then it writes, as JSON on stdout, what must come of them on a fresh topic.
-It touches no database. The same seed and flags give the same ids, accounts, amounts
-and outcomes; times are relative to the start.
+every way. Then it writes, as JSON on stdout, what must come of them on a fresh topic
+and job. It touches no database, but what it writes is booked like anything else: it
+is not for a topic whose bookings matter. The same seed and flags give the same ids,
+accounts, amounts and outcomes; times are relative to the start.
 
   messages             written for good: the sum of the outcomes
   outcomes             of them applied, duplicate, conflict, rejected: the sums of
@@ -60,7 +61,7 @@ and outcomes; times are relative to the start.
 
 SIGTERM and SIGINT end it after what is on its way, with 0. If a message could not be
 written, or if the end of a Kafka transaction is not known, the topic holds an unknown
-part of the load: exit 4, and no answer.`,
+part of the load: exit 4, and no answer. It exits with 3 if there is no such topic.`,
 		Example: `  # a quick one, on a fresh topic
   billing produce --config config.yaml --count 100000 > answer.json
 

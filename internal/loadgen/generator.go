@@ -52,6 +52,8 @@ type Generator struct {
 	top    []*happening // by partition: the event applied with the latest time
 	twin   *happening   // the last event that no other shares its id with yet
 
+	accounts map[int]account // by number, those that were met first: what has their ids shares them
+
 	draft *draft // used again for each message
 	tally tally
 }
@@ -61,6 +63,7 @@ const (
 	recentEvents = 32
 	pastEvents   = 1 << 16
 	redoEvents   = 64
+	keptAccounts = 1 << 17
 )
 
 // New makes a Generator. It panics where cfg.Check has something to say.
@@ -75,7 +78,7 @@ func New(cfg Config) *Generator {
 		rng:   rand.New(rand.NewPCG(uint64(cfg.Seed), 0x6c6f6164)),
 		hot:   max(1, cfg.Accounts/100),
 		top:   make([]*happening, cfg.Partitions),
-		draft: newDraft(),
+		draft: newDraft(), accounts: map[int]account{},
 		tally: newTally(cfg.Window),
 	}
 }

@@ -97,7 +97,19 @@ func (g *Generator) account() account {
 	if g.rng.Float64() < g.cfg.Skew {
 		n = g.hot
 	}
-	return newAccount(g.rng.IntN(n), g.cfg.Partitions)
+	return g.numbered(g.rng.IntN(n))
+}
+
+// numbered is the account with number i.
+func (g *Generator) numbered(i int) account {
+	a, kept := g.accounts[i]
+	if !kept {
+		a = newAccount(i, g.cfg.Partitions)
+		if len(g.accounts) < keptAccounts {
+			g.accounts[i] = a
+		}
+	}
+	return a
 }
 
 // newID gives an id that was not given before. All begin with an ASCII byte.
@@ -221,7 +233,7 @@ func (g *Generator) contradict(h *happening) *happening {
 		c.credit, c.amount = !h.credit, h.amount.Neg()
 	case n == 6 && g.cfg.Accounts > 1:
 		for c.account.id == h.account.id {
-			c.account = newAccount(g.rng.IntN(g.cfg.Accounts), g.cfg.Partitions)
+			c.account = g.numbered(g.rng.IntN(g.cfg.Accounts))
 		}
 	default:
 		for c.amount == h.amount {
