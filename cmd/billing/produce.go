@@ -82,7 +82,7 @@ part of the load: exit 4, and no answer. It exits with 3 if there is no such top
 	}
 	flags := cmd.Flags()
 	flags.IntVar(&f.count, "count", 10_000, "`MESSAGES` to write, repeats and bad ones included")
-	flags.Float64Var(&f.rate, "rate", 0, "messages a second, evenly, such as 500 or 0.2; 0 is as fast as possible")
+	flags.Float64Var(&f.rate, "rate", 0, "`MESSAGES` a second, evenly, such as 500 or 0.2; 0 is as fast as possible")
 	flags.IntVar(&f.accounts, "accounts", 100, "`NUMBER` of different accounts")
 	flags.Float64Var(&f.skew, "skew", 0, "`SHARE` of the messages, 0 to 1, that goes to the hottest hundredth of the accounts")
 	flags.Float64Var(&f.duplicates, "duplicates", 0.1, "`SHARE` of the messages, 0 to 1, that have an earlier one's id; one in ten of them says something else")
@@ -182,7 +182,7 @@ func produce(ctx context.Context, c *config.Config, f *loadFlags, out, errOut io
 	defer to.Close(ctx)
 
 	w := newLoadWriting(cfg, f, to)
-	told := tellProgress(ctx, errOut, int64(f.count), w.written)
+	told := tellProgress(ctx, errOut, isTerminal(errOut), int64(f.count), w.written)
 	err = w.run(ctx)
 	told()
 	if err != nil {

@@ -169,10 +169,10 @@ const (
 )
 
 // tellProgress tells how far a load is until the function that it returns is
-// called.
-func tellProgress(ctx context.Context, to io.Writer, count int64, written func() int64) (end func()) {
+// called: on a terminal on one line, which is gone at the end.
+func tellProgress(ctx context.Context, to io.Writer, terminal bool, count int64, written func() int64) (end func()) {
 	every, begin, finish := tellLog, "", "\n"
-	if isTerminal(to) {
+	if terminal {
 		every, begin, finish = tellPerson, "\r", "\x1b[K"
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -185,7 +185,7 @@ func tellProgress(ctx context.Context, to io.Writer, count int64, written func()
 		for {
 			select {
 			case <-ctx.Done():
-				if told && begin != "" {
+				if told && terminal {
 					fmt.Fprint(to, begin, finish)
 				}
 				return

@@ -133,19 +133,26 @@ func TestLoadEndsAtTheFirstError(t *testing.T) {
 	}
 }
 
-// Whoever reads a log gets a line now and then, and none for a short run.
+// Whoever reads a log gets a line now and then, and none for a short run; whoever
+// sits before a terminal one line that is written again and again.
 func TestProgressIsTold(t *testing.T) {
-	for after, want := range map[time.Duration]string{
-		9 * time.Second:  "",
-		29 * time.Second: "produce: 70 of 1000 messages written, 7 a second\nproduce: 70 of 1000 messages written, 4 a second\n",
+	for _, c := range []struct {
+		terminal bool
+		after    time.Duration
+		want     string
+	}{
+		{false, 9 * time.Second, ""},
+		{false, 29 * time.Second, "produce: 70 of 1000 messages written, 7 a second\nproduce: 70 of 1000 messages written, 4 a second\n"},
+		{true, 400 * time.Millisecond, ""},
+		{true, 1400 * time.Millisecond, "\rproduce: 70 of 1000 messages written, 140 a second\x1b[K\rproduce: 70 of 1000 messages written, 70 a second\x1b[K\r\x1b[K"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			var out bytes.Buffer
-			end := tellProgress(t.Context(), &out, 1000, func() int64 { return 70 })
-			<-time.After(after)
+			end := tellProgress(t.Context(), &out, c.terminal, 1000, func() int64 { return 70 })
+			<-time.After(c.after)
 			end()
-			if out.String() != want {
-				t.Errorf("after %s: %q", after, out.String())
+			if out.String() != c.want {
+				t.Errorf("after %s: %q", c.after, out.String())
 			}
 		})
 	}

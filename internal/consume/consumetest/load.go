@@ -57,7 +57,7 @@ func Load(t *testing.T, brokers []string) {
 		var want []string
 		for i := range n {
 			m := message(i)
-			want = append(want, show(m.Partition, m.Key, m.Value, len(m.Headers)))
+			want = append(want, Line(&m))
 			if i == n/3 || i == n/2 {
 				fault := net.Lose(kmsg.Produce)
 				if err := l.Write(t.Context(), &m); err != nil {
@@ -77,7 +77,7 @@ func Load(t *testing.T, brokers []string) {
 		if got := l.Acknowledged(); got != n {
 			t.Errorf("%d acknowledged", got)
 		}
-		sameInOrder(t, r.ReadInput(t, partitions, kgo.ReadUncommitted()), want)
+		SameInOrder(t, r.ReadInput(t, partitions, kgo.ReadUncommitted()), want)
 	})
 
 	t.Run("transactions", func(t *testing.T) {
@@ -90,7 +90,7 @@ func Load(t *testing.T, brokers []string) {
 				m := message(next)
 				next++
 				messages = append(messages, m)
-				line := show(m.Partition, m.Key, m.Value, len(m.Headers))
+				line := Line(&m)
 				all = append(all, line)
 				if commit {
 					committed = append(committed, line)
@@ -103,8 +103,8 @@ func Load(t *testing.T, brokers []string) {
 		if got := l.Acknowledged(); got != int64(next) {
 			t.Errorf("%d acknowledged, not %d", got, next)
 		}
-		sameInOrder(t, r.ReadInput(t, partitions, kgo.ReadCommitted()), committed)
-		sameInOrder(t, r.ReadInput(t, partitions, kgo.ReadUncommitted()), all)
+		SameInOrder(t, r.ReadInput(t, partitions, kgo.ReadCommitted()), committed)
+		SameInOrder(t, r.ReadInput(t, partitions, kgo.ReadUncommitted()), all)
 	})
 
 	// The first transaction of a producer is the one that the library may take for
@@ -124,9 +124,9 @@ func Load(t *testing.T, brokers []string) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			want = append(want, show(m.Partition, m.Key, m.Value, len(m.Headers)))
+			want = append(want, Line(&m))
 		}
-		sameInOrder(t, r.ReadInput(t, partitions, kgo.ReadCommitted()), want)
+		SameInOrder(t, r.ReadInput(t, partitions, kgo.ReadCommitted()), want)
 	})
 
 	t.Run("no answer", func(t *testing.T) {
@@ -143,7 +143,7 @@ func Load(t *testing.T, brokers []string) {
 		}
 		fault.Heal()
 		l.Close(t.Context())
-		sameInOrder(t, r.ReadInput(t, partitions, kgo.ReadCommitted()), []string{show(first.Partition, first.Key, first.Value, len(first.Headers))})
+		SameInOrder(t, r.ReadInput(t, partitions, kgo.ReadCommitted()), []string{Line(&first)})
 	})
 
 	t.Run("a Load that fails aborts", func(t *testing.T) {
@@ -159,7 +159,7 @@ func Load(t *testing.T, brokers []string) {
 		fault.Heal()
 		l.Close(t.Context())
 		// Read to the end, which an open transaction would be before.
-		sameInOrder(t, r.ReadInput(t, partitions, kgo.ReadCommitted()), nil)
+		SameInOrder(t, r.ReadInput(t, partitions, kgo.ReadCommitted()), nil)
 	})
 
 	t.Run("what the broker does not take", func(t *testing.T) {
@@ -217,15 +217,16 @@ func RememberEnds(c *kfake.Cluster) {
 	})
 }
 
-func show(partition int32, key, value []byte, headers int) string {
-	text := "null"
-	if value != nil {
-		text = fmt.Sprintf("%q", value)
+// Line is what is looked at of a message.
+func Line(m *consume.Message) string {
+	value := "null"
+	if m.Value != nil {
+		value = fmt.Sprintf("%q", m.Value)
 	}
-	return fmt.Sprintf("%d: %q %s %d", partition, key, text, headers)
+	return fmt.Sprintf("%d: %q %s %d", m.Partition, m.Key, value, len(m.Headers))
 }
 
-// ReadInput reads the input up to its end as it is now, a line for each record.
+// ReadInput reads the input up to its end as it is now, a Line for each record.
 func (r *Rig) ReadInput(t testing.TB, partitions int32, level kgo.IsolationLevel) (lines []string) {
 	t.Helper()
 	ends, err := r.Admin.ListEndOffsets(t.Context(), r.Topic)
@@ -249,7 +250,7 @@ func (r *Rig) ReadInput(t testing.TB, partitions int32, level kgo.IsolationLevel
 			fetches.EachRecord(func(rec *kgo.Record) {
 				next = rec.Offset + 1
 				if !rec.Attrs.IsControl() {
-					lines = append(lines, show(rec.Partition, rec.Key, rec.Value, len(rec.Headers)))
+					lines = append(lines, Line(&consume.Message{Partition: rec.Partition, Key: rec.Key, Value: rec.Value, Headers: make([]event.Header, len(rec.Headers))}))
 				}
 			})
 		}
@@ -258,8 +259,8 @@ func (r *Rig) ReadInput(t testing.TB, partitions int32, level kgo.IsolationLevel
 	return lines
 }
 
-// sameInOrder fails unless each partition has the same lines in the same order.
-func sameInOrder(t testing.TB, got, want []string) {
+// SameInOrder fails unless each partition has the same lines in the same order.
+func SameInOrder(t testing.TB, got, want []string) {
 	t.Helper()
 	byPartition := func(a, b string) int { return strings.Compare(a[:1], b[:1]) }
 	want = slices.Clone(want)
