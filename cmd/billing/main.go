@@ -120,10 +120,11 @@ by comma, BILLING_SHARDS as JSON.`,
 	root.AddCommand(
 		newRunCommand(),
 		newMigrateCommand(),
-		newVerifyCommand(),
-		newXACommand(),
 		newConfigCommand(),
 		newStatusCommand(),
+		newVerifyCommand(),
+		newXACommand(),
+		newProduceCommand(),
 		newHealthcheckCommand(),
 		newVersionCommand(),
 	)
