@@ -89,7 +89,7 @@ type InDoubt struct {
 	Incarnation int64            `json:"incarnation"`
 	Seq         int64            `json:"seq"`
 	GTRID       checkpoint.GTRID `json:"gtrid"`
-	Decision    string           `json:"decision"` // "decided", "not decided", or "unknown" without Kafka
+	Decision    checkpoint.Word  `json:"decision"` // Unknown without Kafka
 }
 
 // Progress is how far an audit has come.

@@ -19,7 +19,7 @@ import (
 // What Kafka has decided of a branch, as verify says it.
 const (
 	isDecided   = "decided"
-	isUndecided = "not decided"
+	isUndecided = "undecided"
 	isUnknown   = "unknown"
 )
 
