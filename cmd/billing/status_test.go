@@ -600,7 +600,7 @@ func TestStatusWatch(t *testing.T) {
 			}
 		})
 	}
-	if onScreen(new(bytes.Buffer)) {
+	if isTerminal(new(bytes.Buffer)) {
 		t.Error("a buffer is a terminal")
 	}
 }

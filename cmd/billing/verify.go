@@ -76,7 +76,7 @@ func verify(ctx context.Context, c *config.Config, out verifyWriter, errOut io.W
 	}
 	defer kafka.Close()
 
-	shown := newProgress(errOut)
+	shown := newProgress(errOut, isTerminal(errOut))
 	begun := time.Now()
 	sum, err := audit.Verify(ctx, audit.Config{
 		Job: c.Job, Topic: c.Kafka.Topic, Shards: shardNames(c), Window: c.Aggregate.Window,
