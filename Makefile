@@ -8,6 +8,8 @@ LDFLAGS  = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 TESTFLAGS ?=
 # How long the servers of make test-outages are away.
 OUTAGE    ?= 10m
+# How many rows make test-verify-large writes to the ledger.
+ROWS      ?= 10000000
 
 # The packages whose tests run on real servers.
 ON_SERVERS = /test/(servers|consume|txsink|e2e)$$|/cmd/demo$$
@@ -17,10 +19,10 @@ need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on
 	[ "$${minor:-0}" -ge 26 ] || { echo "make: FAILED: $$v is too old; next step: install Go 1.26 or later" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-unit test-outages test-random testbed demo lint clean
+.PHONY: help build test test-unit test-outages test-random test-verify test-verify-large testbed demo lint clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 build: ## build bin/billing
 	@$(need_go)
@@ -46,6 +48,16 @@ test-random: ## many owners and faults at random, for long: make test-random DUR
 	@$(need_go)
 	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
 	BILLING_TEST_RANDOM=$(or $(DURATION),10m) BILLING_TEST_SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run '^TestManyOwnersAtRandom$$' -v $(TESTFLAGS) ./test/e2e
+
+test-verify: ## billing verify against every error that a row can have; make test takes a part of them
+	@$(need_go)
+	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
+	BILLING_TEST_VERIFY=all $(GO) test -count=1 -timeout 1h -parallel 8 -run '^TestVerify' -v $(TESTFLAGS) ./test/e2e
+
+test-verify-large: ## billing verify of large tables: make test-verify-large ROWS=10000000
+	@$(need_go)
+	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
+	BILLING_TEST_ROWS=$(ROWS) $(GO) test -count=1 -timeout 3h -run '^TestVerifyOfLargeTables$$' -v $(TESTFLAGS) ./test/txsink
 
 testbed: ## only make the test servers' engine and images ready
 	@scripts/testbed

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,99 +20,171 @@ func newConfigCommand() *cobra.Command {
 		Use:   "config COMMAND",
 		Short: "Work with the configuration",
 		Example: `  billing config check --config config.yaml
-  billing config check --config config.yaml --json`,
+  billing config check --config config.yaml --connect`,
 	}
 	cmd.AddCommand(newConfigCheckCommand())
 	return cmd
 }
 
 func newConfigCheckCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, withServers bool
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Check the configuration without a network",
+		Short: "Check the configuration, with --connect also against the servers",
 		Long: `Checks the file and the environment without a network, and shows the effective
 value of every key and where it comes from, passwords left out. With problems it
-shows all of them, each with its YAML path and line, and exits with 2.`,
+shows all of them, each with its YAML path and line, and exits with 2.
+
+With --connect it also asks the servers everything that a start asks: brokers,
+topics, rights and tables, whether this is the same deployment as before, and of
+each lane what its next session would be told. It changes nothing, creates no
+topics and joins no group, so it may run before billing migrate, before the first
+start and beside the service. Nothing is waited for: after about 15 s it has
+shown everything that is wrong, in the configuration and on the servers, each
+with its key and the next step; and a table of what was checked.
+
+Exit codes with --connect: 0 nothing is wrong (warnings are in no start's way);
+2 the configuration itself has problems, whatever else has; 3 a start would be
+refused; 4 servers can't be reached or say no, and nothing else is wrong.
+
+Before the first billing migrate all shards are refused with migrations-pending:
+that is as it should be.
+
+With --json the answer is one object: ok, file, problems (kind: static, refusal or
+unreachable; path, source, reason, what, message, next), warnings, settings, and
+with --connect checks (name, result: ok, warning, problem or not checked; detail).`,
 		Example: `  # before a deployment
-  billing config check --config config.yaml
+  billing config check --config config.yaml --connect
 
   # what the container will see
   docker run --rm --env-file billing.env -v $PWD:/etc/billing:ro billing config check
 
   # for a script
-  billing config check --config config.yaml --json | jq -r '.problems[].path'`,
+  billing config check --config config.yaml --json | jq -r '.problems[].path'
+  billing config check --connect --json | jq -r '.checks[] | select(.result != "ok") | .name'`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var warnings bytes.Buffer
 			c, err := loadConfig(configFlag(cmd), &warnings)
-			if asJSON {
-				return writeCheckJSON(cmd.OutOrStdout(), c, err, warnings.String())
-			}
-			fmt.Fprint(cmd.ErrOrStderr(), warnings.String())
+			checked, err := checkConfig(cmd.Context(), c, err, withServers)
 			if err != nil {
 				return err
 			}
-			return writeCheck(cmd.OutOrStdout(), c)
+			for line := range strings.Lines(warnings.String()) {
+				checked.Warnings = append(checked.Warnings, strings.TrimPrefix(strings.TrimSpace(line), "warning: "))
+			}
+			if asJSON {
+				return checked.writeJSON(cmd.OutOrStdout())
+			}
+			return checked.write(cmd.OutOrStdout(), cmd.ErrOrStderr())
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "answer in JSON, problems too (on stdout)")
+	cmd.Flags().BoolVar(&withServers, "connect", false, "ask the servers, too; changes nothing")
 	return cmd
 }
 
-func writeCheck(w io.Writer, c *config.Config) error {
-	file := c.File()
-	if file == "" {
-		file = "no file, the environment alone"
+// checkedConfig is the answer; this is its JSON form.
+type checkedConfig struct {
+	OK       bool             `json:"ok"`
+	File     string           `json:"file,omitempty"`
+	Problems []problem        `json:"problems"`
+	Warnings []string         `json:"warnings"`
+	Settings []config.Setting `json:"settings"`
+	Checks   []check          `json:"checks,omitempty"`
+}
+
+// checkConfig checks what Load gave: c may be nil. Its error is one that is no
+// problem of the configuration.
+func checkConfig(ctx context.Context, c *config.Config, failure error, withServers bool) (*checkedConfig, error) {
+	checked := &checkedConfig{Problems: []problem{}, Warnings: []string{}, Settings: []config.Setting{}}
+	var wrong *config.Error
+	switch {
+	case errors.As(failure, &wrong):
+		for _, p := range wrong.Problems {
+			checked.Problems = append(checked.Problems, staticProblem(p))
+		}
+	case failure != nil:
+		return nil, failure
+	default:
+		checked.File, checked.Settings = c.File(), c.Settings()
 	}
-	if _, err := fmt.Fprintf(w, "ok: %s\n\n", file); err != nil {
-		return fmt.Errorf("config check: write: %w", err)
+	if withServers {
+		var f findings
+		f.add("configuration", "", checked.Problems...)
+		if c != nil {
+			f.join(connect(ctx, c))
+			if ctx.Err() != nil {
+				return nil, fmt.Errorf("config check: stopped before everything was asked: %w", ctx.Err())
+			}
+		} else {
+			f.skip("the configuration can't be read", "servers")
+		}
+		checked.Problems, checked.Checks = append([]problem{}, f.problems...), f.checks
+		checked.Warnings = append(checked.Warnings, f.warnings...)
+	}
+	checked.OK = len(checked.Problems) == 0
+	return checked, nil
+}
+
+// failure is what the problems end the command with, nil without any.
+func (k *checkedConfig) failure() error {
+	if k.OK {
+		return nil
+	}
+	return &checkError{k.Problems}
+}
+
+func (k *checkedConfig) writeJSON(w io.Writer) error {
+	if err := writeJSON(w, k); err != nil {
+		return err
+	}
+	if err := k.failure(); err != nil {
+		return &reportedError{err}
+	}
+	return nil
+}
+
+// write writes the answer to w, for people. Its error has the problems.
+func (k *checkedConfig) write(w, errOut io.Writer) error {
+	for _, warning := range k.Warnings {
+		fmt.Fprintf(errOut, "warning: %s\n", warning)
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "KEY\tVALUE\tFROM")
-	for _, s := range c.Settings() {
-		value := s.Text()
-		if value == "" {
-			value = "-"
+	if k.OK {
+		file := k.File
+		if file == "" {
+			file = "no file, the environment alone"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\n", s.Path, value, s.Source)
+		fmt.Fprintf(t, "ok: %s\n\nKEY\tVALUE\tFROM\n", file)
+		for _, s := range k.Settings {
+			value := s.Text()
+			if value == "" {
+				value = "-"
+			}
+			fmt.Fprintf(t, "%s\t%s\t%s\n", s.Path, value, s.Source)
+		}
+	}
+	if len(k.Checks) > 0 {
+		if k.OK {
+			fmt.Fprintln(t)
+		}
+		fmt.Fprintln(t, "CHECK\tRESULT")
+		for _, c := range k.Checks {
+			result := c.Result
+			if result == resultProblem {
+				result = "FAILED"
+			}
+			if c.Detail != "" {
+				result += ": " + c.Detail
+			}
+			fmt.Fprintf(t, "%s\t%s\n", c.Name, result)
+		}
 	}
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("config check: write: %w", err)
 	}
-	return nil
-}
-
-// checkAnswer is the JSON form of the answer.
-type checkAnswer struct {
-	OK       bool             `json:"ok"`
-	File     string           `json:"file,omitempty"`
-	Problems []config.Problem `json:"problems"`
-	Warnings []string         `json:"warnings"`
-	Settings []config.Setting `json:"settings"`
-}
-
-func writeCheckJSON(w io.Writer, c *config.Config, failure error, warnings string) error {
-	answer := checkAnswer{Problems: []config.Problem{}, Warnings: []string{}, Settings: []config.Setting{}}
-	for line := range strings.Lines(warnings) {
-		answer.Warnings = append(answer.Warnings, strings.TrimPrefix(strings.TrimSpace(line), "warning: "))
-	}
-	var wrong *config.Error
-	switch {
-	case errors.As(failure, &wrong):
-		answer.Problems = wrong.Problems
-	case failure != nil:
-		return failure
-	default:
-		answer.OK, answer.File, answer.Settings = true, c.File(), c.Settings()
-	}
-	if err := writeJSON(w, answer); err != nil {
-		return err
-	}
-	if failure != nil {
-		return &reportedError{failure}
-	}
-	return nil
+	return k.failure()
 }
 
 // writeJSON writes an answer as indented JSON.

@@ -120,9 +120,11 @@ by comma, BILLING_SHARDS as JSON.`,
 	root.AddCommand(
 		newRunCommand(),
 		newMigrateCommand(),
-		newVerifyCommand(),
 		newConfigCommand(),
 		newStatusCommand(),
+		newVerifyCommand(),
+		newXACommand(),
+		newProduceCommand(),
 		newHealthcheckCommand(),
 		newVersionCommand(),
 	)

@@ -103,7 +103,7 @@ func TestWrongUsageIs2(t *testing.T) {
 		{[]string{"config"}, `a command is missing after "billing config"`},
 		{[]string{"config", "bogus"}, `unknown command "bogus" for "billing config"`},
 		{[]string{"config", "check", "extra"}, `billing config check takes no arguments, got ["extra"]`},
-		{[]string{"config", "check", "--connect"}, "unknown flag: --connect"},
+		{[]string{"config", "check", "--bogus"}, "unknown flag: --bogus"},
 		{[]string{"config", "check", "--config"}, "flag needs an argument: --config"},
 		{[]string{"migrate", "--bogus"}, "unknown flag: --bogus"},
 		{[]string{"migrate", "extra"}, `takes no arguments, got ["extra"]`},
@@ -119,6 +119,11 @@ func TestWrongUsageIs2(t *testing.T) {
 		{[]string{"run", "--accept", "offset-reset:events/-1"}, "want a lane of topic events"},
 		{[]string{"run", "--accept", "offset-reset:events/00"}, "want a lane of topic events"},
 		{[]string{"migrate", "--accept", "fingerprint:a"}, `"fingerprint" is no reason that can be accepted`},
+		{[]string{"xa"}, `a command is missing after "billing xa"`},
+		{[]string{"xa", "rollback"}, `unknown command "rollback" for "billing xa"`},
+		{[]string{"xa", "list", "--accept", "server-changed:a"}, "unknown flag: --accept"},
+		{[]string{"xa", "resolve", "usage/0"}, `takes no arguments, got ["usage/0"]`},
+		{[]string{"xa", "resolve", "--accept", "group-has-members:billing"}, `"group-has-members" is no reason that can be accepted`},
 		{[]string{"help", "bogus"}, `no such command: ["bogus"]`},
 	} {
 		got := run(t, dir, nil, c.args...)
@@ -129,9 +134,11 @@ func TestWrongUsageIs2(t *testing.T) {
 }
 
 func TestUnreachableServerIs4(t *testing.T) {
-	got := run(t, inDir(t, goodConfig), nil, "migrate")
-	if got.code != 4 || !strings.HasPrefix(got.errOut, "billing: migrate: ") || strings.Contains(got.errOut, "s3cr3t") {
-		t.Errorf("exit %d, stderr %q", got.code, got.errOut)
+	for _, args := range [][]string{{"migrate"}, {"xa", "resolve"}} {
+		got := run(t, inDir(t, goodConfig), nil, args...)
+		if got.code != 4 || got.out != "" || !strings.HasPrefix(got.errOut, "billing: "+strings.Join(args, " ")+": ") || strings.Contains(got.errOut, "s3cr3t") {
+			t.Errorf("%q: exit %d, stdout %q, stderr %q", args, got.code, got.out, got.errOut)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -172,6 +173,9 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	// Servers that can't be reached are waited for; refusals are not.
 	if err := await(ctx, log, view, "the shards", sink.Check); err != nil {
 		return err
+	}
+	for _, warning := range slices.Concat(clockWarnings(c, sink.Facts()), connectionWarnings(sink.Facts())) {
+		log.Warn(warning)
 	}
 	var missing time.Time // since when a topic is missing
 	var input consume.Input

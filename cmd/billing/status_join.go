@@ -180,8 +180,10 @@ func problemOf(err error) statusProblem {
 // partitionsOnShards are the lanes that some shard has a row of.
 func (s *seen) partitionsOnShards() (all []int32) {
 	for i := range s.shards {
-		for n := range s.shards[i].view.Lanes {
-			all = append(all, n)
+		for lane := range s.shards[i].view.Lanes {
+			if lane.Topic == s.topic {
+				all = append(all, lane.Partition)
+			}
 		}
 	}
 	slices.Sort(all)
@@ -224,7 +226,7 @@ func (s *seen) lane(l *laneSeen) statusLane {
 			a.InDoubt = nil
 			continue
 		}
-		if row, ok := shard.view.Lanes[l.partition]; ok {
+		if row, ok := shard.view.Lanes[checkpoint.Lane{Topic: s.topic, Partition: l.partition}]; ok {
 			a.Shards = append(a.Shards, statusRow{Shard: shard.name, Incarnation: row.Incarnation, Seq: row.Seq, Next: row.Next})
 		}
 		for _, n := range s.branches(shard) {
@@ -304,7 +306,7 @@ func (a *statusLane) behind(l *laneSeen, at time.Time) {
 // branches are this job's prepared branches on a shard, taken apart.
 func (s *seen) branches(shard *shardSeen) (names []namedBranch) {
 	owner := checkpoint.OwnerPrefix(s.job, shard.view.Set)
-	for _, x := range shard.view.Prepared {
+	for _, x := range shard.view.XIDs {
 		n, err := checkpoint.GTRID(x.GTRID).Parse()
 		if err == nil && n.Owner == owner && x.OnShard(shard.number) {
 			names = append(names, namedBranch{n, checkpoint.GTRID(x.GTRID)})

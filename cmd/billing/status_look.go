@@ -155,7 +155,7 @@ type memberSeen struct {
 type shardSeen struct {
 	name   string
 	number int
-	view   txsink.View
+	view   txsink.Look
 	failed bool // it could not be asked: view says nothing
 }
 
@@ -207,7 +207,7 @@ func (l *looker) viewShards(ctx context.Context, s *seen) []error {
 	for i := range s.shards {
 		if shard := &s.shards[i]; !shard.failed {
 			all.Go(func() {
-				view, err := l.sink.Look(ctx, i, s.topic)
+				view, err := l.sink.Look(ctx, i)
 				shard.view, shard.failed, errs[i] = view, err != nil, err
 			})
 		}

@@ -48,7 +48,7 @@ func atWork() *seen {
 			Member: consume.Member{ID: "m-1", Host: "10.0.0.7", AdminAddr: "10.0.0.7:8080", Lanes: []int32{0}},
 			said:   &admin.Instance{Job: "usage", Member: "m-1", Build: "v1", Lanes: []admin.InstanceLane{{Lane: admin.Lane{Lane: "in/0", State: "running", Since: statusAt.Add(-time.Hour)}}}},
 		}},
-		shards: []shardSeen{{name: "eu-0", view: txsink.View{Set: statusSet, Lanes: map[int32]checkpoint.LaneRow{0: {Incarnation: 4, Seq: 17, Next: 100}}}}},
+		shards: []shardSeen{{name: "eu-0", view: txsink.Look{Set: statusSet, Lanes: map[checkpoint.Lane]checkpoint.LaneRow{{Topic: "in"}: {Incarnation: 4, Seq: 17, Next: 100}}}}},
 	}
 }
 
@@ -168,7 +168,7 @@ func TestStatusOfALane(t *testing.T) {
 			s.shards = append(s.shards, shardSeen{name: "eu-1", number: 1, failed: true})
 		}}, "0 0 12:00:00.01 ?", "", nil},
 		"in doubt": {[]func(*seen){func(s *seen) {
-			s.shards[0].view.Prepared = []txsink.XID{
+			s.shards[0].view.XIDs = []txsink.XID{
 				{FormatID: 1, GTRID: string(statusGTRID(0, 4, 18)), BQUAL: "s0"},
 				{FormatID: 1, GTRID: string(statusGTRID(0, 4, 18)), BQUAL: "s1"}, // another shard's, on the same server
 				{FormatID: 1, GTRID: string(statusGTRID(1, 4, 18)), BQUAL: "s0"}, // another lane's
@@ -280,7 +280,7 @@ func TestStatusDecided(t *testing.T) {
 		"Kafka is away":                  {func(s *seen) { s.lanes = nil }, 18, "unknown"},
 	} {
 		s := atWork()
-		s.shards[0].view.Prepared = []txsink.XID{{FormatID: 1, GTRID: string(statusGTRID(0, 4, c.seq)), BQUAL: "s0"}}
+		s.shards[0].view.XIDs = []txsink.XID{{FormatID: 1, GTRID: string(statusGTRID(0, 4, c.seq)), BQUAL: "s0"}}
 		c.change(s)
 		a, _ := s.joined()
 		b := a.Shards[0].Branches
@@ -478,8 +478,8 @@ func TestStatusForPeople(t *testing.T) {
 	s.members = append(s.members, memberSeen{Member: consume.Member{ID: "m-2", Host: "10.0.0.8"}, why: "no answer at 10.0.0.8:1: \x1b[31mred"})
 	s.lanes = append(s.lanes, laneSeen{partition: 1, at: statusAt, next: 20, judged: true, foreseen: &checkpoint.Refusal{Reason: "offset-reset", What: "in/1", Wrong: strings.Repeat("word ", 30) + "end", Next: "restore it"},
 		read: &checkpoint.Read{LogEnd: 30}, decision: statusDecision(3, 20), undecided: &consume.Undecided{Any: true, Since: statusAt.Add(-2 * time.Second)}})
-	s.shards[0].view.Prepared = []txsink.XID{{FormatID: 1, GTRID: string(statusGTRID(0, 4, 18)), BQUAL: "s0"}}
-	s.shards[0].view.Lanes[1] = checkpoint.LaneRow{Incarnation: 4, Seq: 2, Next: 15}
+	s.shards[0].view.XIDs = []txsink.XID{{FormatID: 1, GTRID: string(statusGTRID(0, 4, 18)), BQUAL: "s0"}}
+	s.shards[0].view.Lanes[checkpoint.Lane{Topic: "in", Partition: 1}] = checkpoint.LaneRow{Incarnation: 4, Seq: 2, Next: 15}
 	s.failures = []error{errors.New("shard eu-1: connect: connection refused")}
 	a, _ := s.joined()
 	var b bytes.Buffer

@@ -10,6 +10,7 @@ import (
 
 	"billing/cmd/billing/config"
 	"billing/internal/audit"
+	"billing/internal/checkpoint"
 	"billing/internal/consume"
 	"billing/internal/txsink"
 
@@ -146,11 +147,12 @@ func (w *verifyText) inDoubt(d audit.InDoubt) {
 }
 
 // decisionWords say what the decision makes of a branch that is prepared.
-var decisionWords = map[string]string{
-	"decided":                 "decided: the service commits it, or billing xa resolve",
-	"not decided":             "not decided: the lane's next owner rolls it back, or billing xa resolve",
-	"older than the decision": "older than the decision: the shard has come back older; see the runbook (old-branch)",
-	"unknown":                 "the decision is unknown without Kafka",
+var decisionWords = map[checkpoint.Word]string{
+	checkpoint.Decided:   "decided: the lane's next owner commits it, or billing xa resolve",
+	checkpoint.Undecided: "not decided: the lane's next owner rolls it back, or billing xa resolve",
+	checkpoint.Older:     "older than the decision: the shard has come back older; see the runbook (old-branch)",
+	checkpoint.Ahead:     "ahead of the decision: Kafka has lost decisions; see the runbook (shard-ahead)",
+	audit.Unknown:        "unknown whether decided, without Kafka",
 }
 
 func (w *verifyText) note(n string) { w.line("note: %s", n) }

@@ -19,6 +19,7 @@ const (
 	partitions = 4
 	typePrefix = "com.example.billing."
 	window     = time.Hour
+	lateness   = 35 * 24 * time.Hour    // the service's default
 	interval   = 200 * time.Millisecond // of checkpoints: many epochs in a short time
 )
 
@@ -46,7 +47,7 @@ type load struct {
 func makeLoad(count int, seed int64, now time.Time) *load {
 	g := loadgen.New(loadgen.Config{
 		Count: count, Accounts: 400, Skew: 0.3, Duplicates: 0.2, Bad: 0.1, Seed: seed, Partitions: partitions,
-		Now: now, Window: window, TypePrefix: typePrefix, Currencies: currencies,
+		Now: now, Lateness: lateness, Window: window, TypePrefix: typePrefix, Currencies: currencies,
 	})
 	l := &load{}
 	for m, more := g.Next(); more; m, more = g.Next() {

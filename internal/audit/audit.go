@@ -12,6 +12,11 @@
 //   - locate.go: which row it is, where a digest is wrong
 //   - totals.go: the totals against the ledger and the epochs' sums
 //   - behind.go: what a shard has still to show; Kafka's decisions; what is in doubt
+//
+// What is in doubt can also be asked for alone:
+//
+//   - indoubt.go: prepared branches, of whoever, and what the decision says of each
+//   - unsettled.go: the lanes for which S0 to S4 has something to do or to say
 package audit
 
 import (
@@ -84,7 +89,7 @@ type InDoubt struct {
 	Incarnation int64            `json:"incarnation"`
 	Seq         int64            `json:"seq"`
 	GTRID       checkpoint.GTRID `json:"gtrid"`
-	Decision    string           `json:"decision"` // "decided", "not decided", or "unknown" without Kafka
+	Decision    checkpoint.Word  `json:"decision"` // Unknown without Kafka
 }
 
 // Progress is how far an audit has come.

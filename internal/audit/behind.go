@@ -301,7 +301,7 @@ func (v *verifier) inDoubt(ctx context.Context, lates []*late) (stay []listed, e
 }
 
 func (v *verifier) tellDoubt(b listed, decided map[checkpoint.Lane]*checkpoint.Decision) {
-	d := InDoubt{Shard: v.cfg.Shards[b.shard], Incarnation: b.name.Incarnation, Seq: b.name.Seq, GTRID: b.gtrid, Decision: "unknown",
+	d := InDoubt{Shard: v.cfg.Shards[b.shard], Incarnation: b.name.Incarnation, Seq: b.name.Seq, GTRID: b.gtrid, Decision: Unknown,
 		Lane: fmt.Sprintf("partition %d of another topic", b.name.Partition)}
 	for _, l := range v.lanes {
 		for _, s := range l.sides {
@@ -320,14 +320,7 @@ func (v *verifier) tellDoubt(b listed, decided map[checkpoint.Lane]*checkpoint.D
 			continue
 		}
 		d.Lane = id.String()
-		switch {
-		case dec.GTRID == b.gtrid:
-			d.Decision = "decided"
-		case b.name.Seq < dec.Seq:
-			d.Decision = "older than the decision"
-		default:
-			d.Decision = "not decided"
-		}
+		d.Decision = dec.Says(b.gtrid, b.name)
 	}
 	v.told.doubt(d)
 }

@@ -31,6 +31,8 @@ type epoch struct {
 
 	hash            hash.Hash
 	ledger, rejects int64                 // rows
+	conflicts       int64                 // of rejects
+	least, most     int64                 // offsets of these rows
 	sums            map[string]*booked    // of the ledger, by currency
 	booked          map[string]*epochSums // rows of billing_epoch_sum
 
@@ -66,6 +68,14 @@ type epochSums = booked
 type laneCurrency struct {
 	lane     checkpoint.Lane
 	currency string
+}
+
+// has notes a row of the ledger or of the kept records.
+func (e *epoch) has(offset int64) {
+	if e.ledger+e.rejects == 0 {
+		e.least, e.most = offset, offset
+	}
+	e.least, e.most = min(e.least, offset), max(e.most, offset)
 }
 
 // hint notes what looks wrong in the row.
@@ -182,6 +192,7 @@ func (s *side) digests(ctx context.Context) error {
 		e.hash.Write(e.enc)
 		e.computed = e.hash.Sum(nil)
 		e.sound = len(e.follows) > 0 && bytes.Equal(e.computed, e.digest)
+		s.proven = s.proven || e.sound
 		if !e.sound {
 			if before != nil && before.seq == e.seq-1 && !before.sound {
 				// Perhaps it is only the digest before that was changed.
@@ -249,6 +260,9 @@ func (s *side) consistent(before, e *epoch) {
 	}
 	if e.rejects != e.shardRejects {
 		says(fmt.Sprintf("shard_rejects is %d", e.shardRejects), "%d, the rows that billing_rejects has of it", e.rejects)
+	}
+	if e.ledger+e.rejects > 0 && (e.least < e.from || e.most >= e.next) {
+		says(fmt.Sprintf("it has rows of offsets %d to %d", e.least, e.most), "rows of offsets from %d on, before %d", e.from, e.next)
 	}
 	s.epochSums(e)
 }

@@ -43,12 +43,13 @@ type side struct {
 	lines  map[Difference]bool // rows that a line was found for: shard, table and key
 
 	off     bool // an epoch was written with the ledger off
+	proven  bool // an epoch's digest was right
 	scratch []byte
 }
 
 // laneRow is a row of billing_lane.
 type laneRow struct {
-	topicID          string
+	topic, topicID   string
 	incarnation, seq int64
 	next             int64
 }
@@ -255,7 +256,7 @@ func (l *lane) seqs() []int64 {
 // together compares one epoch on all shards.
 func (l *lane) together(seq int64) {
 	var first *side
-	var applied, rejects int64
+	var applied, rejects, conflicts int64
 	everywhere, sound := true, true
 	for _, s := range l.sides {
 		e := s.bySeq[seq]
@@ -265,6 +266,7 @@ func (l *lane) together(seq int64) {
 		}
 		applied += e.shardApplied
 		rejects += e.shardRejects
+		conflicts += e.conflicts
 		sound = sound && e.sound
 		if first == nil {
 			first = s
@@ -282,6 +284,9 @@ func (l *lane) together(seq int64) {
 	}
 	if rejects != e.counts.Conflicts+e.counts.Rejected {
 		first.tell(tableEpoch, epochKey(l.id, seq), fmt.Sprintf("conflicts and rejected are %d", e.counts.Conflicts+e.counts.Rejected), fmt.Sprintf("%d, which the shards keep of them together", rejects))
+	}
+	if conflicts != e.counts.Conflicts {
+		first.tell(tableEpoch, epochKey(l.id, seq), fmt.Sprintf("conflicts is %d", e.counts.Conflicts), fmt.Sprintf("%d, which the shards keep of them together", conflicts))
 	}
 }
 
@@ -347,11 +352,16 @@ func (s *side) end() {
 		last = s.epochs[n-1]
 	}
 	key := laneKey(id)
+	if s.row != nil && s.row.topic != id.Topic {
+		s.tell(tableLane, key, fmt.Sprintf("kafka_topic is %q", s.row.topic), fmt.Sprintf("%q", id.Topic))
+	}
 	switch {
 	case last == nil && s.row == nil:
 	case last == nil:
 		s.tell(tableLane, key, fmt.Sprintf("seq is %d", s.row.seq), "no row: billing_epoch has no epoch of the lane")
 		s.tell(tableEpoch, epochsKey(id, 1, s.row.seq), "there is no row"+s.strayRows(1, s.row.seq), "one for each epoch that billing_lane tells of")
+	case s.row == nil && !s.proven:
+		s.tell(tableEpoch, epochKey(id, last.seq), "a row that no epoch has written", "none: billing_lane has no row of the lane, and no digest is right")
 	case s.row == nil:
 		s.tell(tableLane, key, "there is no row", fmt.Sprintf("one with seq %d, the last of billing_epoch", last.seq))
 	case s.row.seq > last.seq:

@@ -119,10 +119,41 @@ func (s *side) locate(ctx context.Context, e *epoch) error {
 		e.hint("the digest is wrong and row_marks can't be read", fmt.Sprintf("digest %x, as computed from what is there", e.computed))
 		return nil
 	}
+	if far := shifted(marks, rows); far != 0 {
+		e.hint(fmt.Sprintf("offset_from is %d", e.from), fmt.Sprintf("%d, from which row_marks count", e.from+far))
+		for i := range marks {
+			marks[i].offset += far
+		}
+	}
+	if len(rows) == 0 && len(marks) > 1 { // one line is enough
+		s.tell(tableEpoch, epochKey(s.lane.id, e.seq), fmt.Sprintf("it has marks of %d rows, and none of them is there: the first is %s of %s", len(marks), s.keyOf(marks[0], e), marks[0].table()),
+			"the rows, or no such epoch")
+		return nil
+	}
 	if !s.compareMarks(e, marks, rows) && len(e.follows) > 0 {
 		e.suspect = true
 	}
 	return nil
+}
+
+// shifted is how far the rows lie from where the marks say, by the first row that
+// is as it was written: its checksum has its offset in it, a mark's place counts
+// from offset_from.
+func shifted(marks, rows []mark) int64 {
+	type row struct {
+		tag byte
+		crc uint32
+	}
+	at := map[row]int64{}
+	for _, r := range rows {
+		at[row{r.tag, r.crc}] = r.offset
+	}
+	for _, m := range marks {
+		if offset, ok := at[row{m.tag, m.crc}]; ok && m.tag != 'S' {
+			return offset - m.offset
+		}
+	}
+	return 0
 }
 
 // with reports whether h and an epoch's row give the digest. h stays as it is.

@@ -50,6 +50,7 @@ func (s *side) readLedger(ctx context.Context, end int64) error {
 		}
 		s.scratch = r.encode(s.scratch[:0], 'L')
 		e.hash.Write(s.scratch)
+		e.has(r.int(2))
 		e.ledger++
 		sum := e.sums[entry.currency]
 		if sum == nil {
@@ -176,7 +177,11 @@ func (s *side) readRejects(ctx context.Context, end int64) error {
 		}
 		s.scratch = r.encode(s.scratch[:0], 'R')
 		e.hash.Write(s.scratch)
+		e.has(r.int(2))
 		e.rejects++
+		if string(r[4]) == string(aggregate.KindConflict) {
+			e.conflicts++
+		}
 		return nil
 	}, "SELECT "+rejectColumns+" FROM billing_rejects"+where+" ORDER BY kafka_offset", args...)
 }

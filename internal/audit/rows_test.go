@@ -68,6 +68,27 @@ func TestMarksAreReadAsWritten(t *testing.T) {
 	}
 }
 
+// Where offset_from was changed, the marks are as far from the rows.
+func TestMarksThatAreShifted(t *testing.T) {
+	marks := []mark{{tag: 'L', offset: 7, crc: 1}, {tag: 'L', offset: 9, crc: 2}, {tag: 'R', offset: 8, crc: 3}, {tag: 'S', currency: "EUR", crc: 4}}
+	for name, c := range map[string]struct {
+		rows []mark
+		want int64
+	}{
+		"not at all":           {marks, 0},
+		"no rows":              {nil, 0},
+		"only sums":            {marks[3:], 0},
+		"forth":                {[]mark{{tag: 'L', offset: 17, crc: 1}}, 10},
+		"back":                 {[]mark{{tag: 'R', offset: 6, crc: 3}}, -2},
+		"by a row unchanged":   {[]mark{{tag: 'L', offset: 8, crc: 5}, {tag: 'L', offset: 10, crc: 2}}, 1},
+		"by a row of its kind": {[]mark{{tag: 'R', offset: 8, crc: 1}}, 0},
+	} {
+		if got := shifted(marks, c.rows); got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
+	}
+}
+
 func TestPrintable(t *testing.T) {
 	for text, want := range map[string]string{"acme": "acme", "": `""`, "a b": "a b", "a\nb": `"a\nb"`, "é": `"\u00e9"`, `q"`: `"q\""`} {
 		if got := printable(text); got != want {

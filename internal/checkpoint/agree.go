@@ -75,28 +75,39 @@ func topicRecreated(lane Lane, now, then UUID) *Refusal {
 }
 
 // sameDeployment compares what must not change between runs of a job with what
-// a lane was written with. The topic is as it is now.
+// a lane was written with. The topic is as it is now. It returns all refusals,
+// joined.
 func (job *Job) sameDeployment(lane Lane, d *Decision, topic UUID, partitions int32) error {
-	refuse := func(reason, next, wrong string, args ...any) error {
+	refuse := func(reason, next, wrong string, args ...any) *Refusal {
 		return &Refusal{Scope: EndsProcess, Reason: reason, What: lane.String(), Wrong: fmt.Sprintf(wrong, args...), Next: next}
 	}
 	switch {
 	case d.Job != job.Name || d.Topic != lane.Topic || d.Partition != lane.Partition:
-		return refuse(ReasonFingerprint, "use another job name",
+		r := refuse(ReasonFingerprint, "use another job name",
 			"the decision belongs to job %q, lane %s/%d", d.Job, d.Topic, d.Partition)
+		r.Keys = []string{"job"}
+		return r
 	case d.TopicID != topic:
 		return topicRecreated(lane, topic, d.TopicID)
-	case d.Partitions != partitions:
-		return partitionsChanged(lane, partitions, d.Partitions)
-	case d.Shards != len(job.Shards):
-		return refuse(ReasonShardsChanged, "restore the list of shards",
-			"%d shards are configured, the lane was written with %d", len(job.Shards), d.Shards)
-	case d.Fingerprint != job.Fingerprint:
-		return refuse(ReasonFingerprint, "give this deployment another job name, or restore what the job was started with",
+	}
+	var problems []error
+	if d.Partitions != partitions {
+		problems = append(problems, partitionsChanged(lane, partitions, d.Partitions))
+	}
+	if d.Shards != len(job.Shards) {
+		problems = append(problems, refuse(ReasonShardsChanged, "restore the list of shards",
+			"%d shards are configured, the lane was written with %d", len(job.Shards), d.Shards))
+	}
+	if d.Fingerprint != job.Fingerprint {
+		r := refuse(ReasonFingerprint, "give this deployment another job name, or restore what the job was started with",
 			"the lane was written with another set of shards, window or type prefix: then %s (fingerprint %s), here %s (%s). If these are equal, the databases are another set. Another deployment uses this job's name, or the configuration was changed",
 			d.Settings, d.Fingerprint, job.Settings, job.Fingerprint)
+		if r.Keys = differing(d.Settings, job.Settings); len(r.Keys) == 0 {
+			r.Keys = []string{"shards"}
+		}
+		problems = append(problems, r)
 	}
-	return nil
+	return errors.Join(problems...)
 }
 
 // SameTopic compares the input topic as it is now with what it was when the
@@ -139,10 +150,19 @@ func newerDecision(lane Lane, where string, err error) *Refusal {
 		Wrong: "the decision in " + where + " was written by a newer build", Next: "run the newer build", Err: err}
 }
 
-// choose picks the D to judge, or makes the one of a first start. Equal copies
-// are the rule; each other case is named.
+// choose picks the D to judge, or makes the one of a first start.
 func (s *Session) choose(ctx context.Context, r *Read) (Decision, error) {
-	lane := s.lane
+	d, known, err := s.job.Decided(s.lane, r)
+	if err == nil && !known {
+		return s.firstStart(ctx, r)
+	}
+	return d, err
+}
+
+// Decided is the D that Kafka shows of a lane; known is false where it shows
+// none. Equal copies are the rule; each other case is a *Refusal. Of the job it
+// needs the name and Accept.
+func (job *Job) Decided(lane Lane, r *Read) (d Decision, known bool, err error) {
 	parse := func(text, where string) (Decision, error) {
 		d, err := ParseDecision(text)
 		if errors.Is(err, ErrDecisionVersion) {
@@ -153,49 +173,49 @@ func (s *Session) choose(ctx context.Context, r *Read) (Decision, error) {
 
 	switch {
 	case !r.HasOffset && r.Record == "":
-		return s.firstStart(ctx, r)
+		return d, false, nil
 
 	case !r.HasOffset:
 		// The group's offset expired while the group was idle; the topic's D
 		// stands, and the takeover stores its offset again. A recreated topic
 		// loses its offsets too: agree compares the topic's id.
-		d, err := parse(r.Record, s.job.Name+".decision")
+		d, err := parse(r.Record, job.Name+".decision")
 		if err != nil {
-			return d, s.unequal(r, err)
+			return d, true, job.unequal(lane, r, err)
 		}
-		return d, nil
+		return d, true, nil
 	}
 
-	d, err := parse(r.Metadata, "the group's offset")
+	d, err = parse(r.Metadata, "the group's offset")
 	var refused *Refusal
 	if errors.As(err, &refused) {
-		return d, err
+		return d, true, err
 	}
 	if err != nil || d.Next != r.Offset {
 		// Only the service commits offsets with a D: somebody else set this one.
-		if s.job.Accept == nil || !s.job.Accept(ReasonOffsetReset, lane.String()) {
-			return d, &Refusal{Reason: ReasonOffsetReset, What: lane.String(),
+		if job.Accept == nil || !job.Accept(ReasonOffsetReset, lane.String()) {
+			return d, true, &Refusal{Reason: ReasonOffsetReset, What: lane.String(),
 				Wrong: fmt.Sprintf("the group's offset %d was not stored by this service: an administrator has set it", r.Offset),
 				Next:  fmt.Sprintf("to drop that offset and go on from the lane's own decision, start once with --accept %s:%s", ReasonOffsetReset, lane), Err: err}
 		}
-		if d, err = parse(r.Record, s.job.Name+".decision"); err != nil {
-			return d, s.unequal(r, err)
+		if d, err = parse(r.Record, job.Name+".decision"); err != nil {
+			return d, true, job.unequal(lane, r, err)
 		}
-		return d, nil
+		return d, true, nil
 	}
 	if r.Record != r.Metadata {
-		return d, s.unequal(r, nil)
+		return d, true, job.unequal(lane, r, nil)
 	}
-	return d, nil
+	return d, true, nil
 }
 
-func (s *Session) unequal(r *Read, err error) error {
+func (job *Job) unequal(lane Lane, r *Read, err error) error {
 	var refused *Refusal
 	if errors.As(err, &refused) {
 		return err
 	}
-	return &Refusal{Reason: ReasonDecisionsUnequal, What: s.lane.String(),
-		Wrong: fmt.Sprintf("the two copies of the decision differ: the group's offset says %s, %s.decision says %s; in full: %q and %q", brief(r.Metadata), s.job.Name, brief(r.Record), r.Metadata, r.Record),
+	return &Refusal{Reason: ReasonDecisionsUnequal, What: lane.String(),
+		Wrong: fmt.Sprintf("the two copies of the decision differ: the group's offset says %s, %s.decision says %s; in full: %q and %q", brief(r.Metadata), job.Name, brief(r.Record), r.Metadata, r.Record),
 		Next:  "find out which of the two was changed or lost (a restored or recreated topic, a deleted group); see the runbook", Err: err}
 }
 

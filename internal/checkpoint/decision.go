@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 )
 
@@ -66,7 +67,23 @@ func Fingerprint(set UUID, window time.Duration, typePrefix string) string {
 // Settings is the readable form of what Fingerprint is made of, but for the
 // shard set's id.
 func Settings(window time.Duration, typePrefix string) string {
-	return fmt.Sprintf("aggregate.window %s, message.type_prefix %+q", window, typePrefix)
+	return fmt.Sprintf("%s %s, %s %+q", keyWindow, window, keyPrefix, typePrefix)
+}
+
+// The keys of the configuration that Settings names.
+const keyWindow, keyPrefix = "aggregate.window", "message.type_prefix"
+
+// differing names the keys in which two texts of Settings differ.
+func differing(then, here string) (keys []string) {
+	thenWindow, thenPrefix, _ := strings.Cut(then, ", "+keyPrefix+" ")
+	window, prefix, _ := strings.Cut(here, ", "+keyPrefix+" ")
+	if thenWindow != window {
+		keys = append(keys, keyWindow)
+	}
+	if thenPrefix != prefix {
+		keys = append(keys, keyPrefix)
+	}
+	return keys
 }
 
 // Encode gives D's one form: ASCII JSON on one line, fields in a fixed order,

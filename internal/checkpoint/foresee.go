@@ -70,6 +70,8 @@ func (job *Job) foreseeOnce(ctx context.Context, lane Lane, shard Shard, prefix 
 			return missing, fmt.Errorf("%w: branch %s is of incarnation %d, the decision was of %d", ErrSuperseded, g, n.Incarnation, d.Incarnation)
 		case older:
 			return missing, oldBranch(lane, shard, g, n, d)
+		case beyond:
+			return missing, lostDecisions(lane, shard, g, n, d)
 		case impossible:
 			return missing, impossibleBranch(lane, shard, g)
 		case rollBack, leave:

@@ -28,6 +28,8 @@ func TestJudge(t *testing.T) {
 						want = superseded
 					case s < seq:
 						want = older
+					case incarnation < ours && s > seq+1:
+						want = beyond
 					case incarnation < ours:
 						want = rollBack
 					case running:

@@ -26,6 +26,10 @@ type Refusal struct {
 	Wrong  string // what was found, what was expected
 	Next   string // what to do
 	Err    error  // the cause, if any
+
+	// Keys are those of the configuration that it is about, where the reason does
+	// not say so alone.
+	Keys []string
 }
 
 func (r *Refusal) Error() string {
@@ -37,6 +41,58 @@ func (r *Refusal) Error() string {
 }
 
 func (r *Refusal) Unwrap() error { return r.Err }
+
+// ServerError is a server that could not be asked, or that failed or said no.
+// Money is not in danger, and waiting may help.
+type ServerError struct {
+	What       string // the shard's name; the broker, or what was asked of it
+	TurnedAway bool   // the server itself has said no
+	Next       string // what to do; "" where that is not known
+	Err        error
+}
+
+func (e *ServerError) Error() string {
+	if e.Next == "" {
+		return e.Err.Error()
+	}
+	return e.Err.Error() + ". Next step: " + e.Next
+}
+
+func (e *ServerError) Unwrap() error { return e.Err }
+
+// Problems takes apart what several checks have joined: each refusal and each
+// server's error by itself, and what is neither as it is.
+func Problems(err error) (all []error) {
+	switch e := err.(type) { //nolint:errorlint // the tree is walked here
+	case nil:
+		return nil
+	case *Refusal, *ServerError:
+		return []error{err}
+	case interface{ Unwrap() []error }:
+		if parts := e.Unwrap(); knows(err) {
+			for _, part := range parts {
+				all = append(all, Problems(part)...)
+			}
+			return all
+		}
+	case interface{ Unwrap() error }:
+		if knows(err) {
+			return Problems(e.Unwrap())
+		}
+	}
+	return []error{err}
+}
+
+// knows reports whether Problems finds something in err.
+func knows(err error) bool {
+	for range every[*Refusal](err) {
+		return true
+	}
+	for range every[*ServerError](err) {
+		return true
+	}
+	return false
+}
 
 // AsRefusal finds the refusal in err, nil without one. Of several, from several
 // shards, one that ends the process comes first.

@@ -50,6 +50,12 @@ func oldBranch(lane Lane, shard Shard, g GTRID, n Name, d *Decision) error {
 		Next:  "find out from which backup or replica it was restored, and do not end the branch by hand before; see the runbook"}
 }
 
+func lostDecisions(lane Lane, shard Shard, g GTRID, n Name, d *Decision) error {
+	return &Refusal{Reason: ReasonShardAhead, What: lane.String(),
+		Wrong: fmt.Sprintf("shard %s has the prepared branch %s of epoch %d, but the decision in Kafka is of epoch %d (offset %d): Kafka has lost decisions, perhaps this branch's own", shard.Name(), g, n.Seq, d.Seq, d.Next),
+		Next:  "restore the group's offsets and topic " + d.Job + ".decision; see the runbook"}
+}
+
 func impossibleBranch(lane Lane, shard Shard, g GTRID) error {
 	return &Refusal{Reason: ReasonInvariant, What: lane.String(),
 		Wrong: fmt.Sprintf("shard %s has the prepared branch %s with this session's incarnation, before the session has prepared anything", shard.Name(), g),

@@ -20,6 +20,7 @@ const (
 	rollBack                  // of a session that is dead for ever
 	superseded                // of a later session: we are not the owner
 	older                     // of an epoch before D's: the shard has come back older
+	beyond                    // of an epoch behind the one that follows D's: Kafka has lost decisions
 	impossible                // carries our incarnation, and we have not prepared it
 )
 
@@ -38,6 +39,8 @@ func judge(g GTRID, n Name, d *Decision, ours int64, running bool) verdict {
 		return superseded
 	case n.Seq < d.Seq:
 		return older // the lock of the lane's row allows one undecided epoch: touch nothing
+	case n.Incarnation < ours && n.Seq > d.Seq+1:
+		return beyond // it was prepared on top of an epoch that was decided: so may this one have been
 	case n.Incarnation < ours:
 		return rollBack
 	case running:
@@ -227,6 +230,8 @@ func (s *Session) act(ctx context.Context, i int, shard Shard, g GTRID, d *Decis
 		return v, fmt.Errorf("%w: shard %s has branch %s of incarnation %d, ours is %d", ErrSuperseded, shard.Name(), g, n.Incarnation, s.incarnation)
 	case older:
 		return v, oldBranch(s.lane, shard, g, n, d)
+	case beyond:
+		return v, lostDecisions(s.lane, shard, g, n, d)
 	case impossible:
 		return v, impossibleBranch(s.lane, shard, g)
 	}

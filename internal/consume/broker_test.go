@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -123,6 +124,62 @@ func TestOldBrokersAreRefused(t *testing.T) {
 	var refused *checkpoint.Refusal
 	if !errors.As(err, &refused) || refused.Reason != checkpoint.ReasonBrokerFeature || refused.Scope != checkpoint.EndsProcess || !strings.Contains(err.Error(), "transaction.version") {
 		t.Fatal(err)
+	}
+	if problems := checkpoint.Problems(err); len(problems) != 1 || refused.What != "brokers 0, 1, 2" {
+		t.Fatalf("want one refusal of all three brokers: %v", problems)
+	}
+}
+
+// A broker that doesn't answer is named with the address that the cluster gives.
+func TestABrokerBehindItsAddressIsAway(t *testing.T) {
+	c := fake(t, kfake.SeedTopics(1, "in"))
+	c.ControlKey(kmsg.Metadata.Int16(), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		c.KeepControl()
+		r := req.ResponseKind().(*kmsg.MetadataResponse)
+		for id, address := range []string{c.ListenAddrs()[0], "127.0.0.1:1"} {
+			b := kmsg.NewMetadataResponseBroker()
+			host, port, _ := strings.Cut(address, ":")
+			b.NodeID, b.Host = int32(id), host
+			_, _ = fmt.Sscan(port, &b.Port)
+			r.Brokers = append(r.Brokers, b)
+		}
+		return r, nil, true
+	})
+	client, err := consume.Open(consume.Config{Brokers: c.ListenAddrs()[:1], Job: "j", Topic: "in"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	brokers, err := client.Brokers(t.Context())
+	if err != nil || len(brokers) != 2 {
+		t.Fatal(brokers, err)
+	}
+	var away *checkpoint.ServerError
+	err = client.CheckFeatures(t.Context(), brokers)
+	if problems := checkpoint.Problems(err); len(problems) != 1 || !errors.As(err, &away) || away.What != "broker 1 (127.0.0.1:1)" || !strings.Contains(away.Next, "advertised.listeners") {
+		t.Fatal(err)
+	}
+}
+
+// What the cluster forbids is told with what to do.
+func TestForbiddenByTheCluster(t *testing.T) {
+	for _, key := range []kmsg.Key{kmsg.Metadata, kmsg.DescribeGroups} {
+		code := kerr.TopicAuthorizationFailed
+		c := fake(t, kfake.SeedTopics(1, "in"))
+		client, err := consume.Open(consume.Config{Brokers: c.ListenAddrs(), Job: "j", Topic: "in"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer client.Close()
+		check := func() error { _, err := client.LookUp(t.Context()); return err }
+		if key == kmsg.DescribeGroups {
+			code, check = kerr.GroupAuthorizationFailed, func() error { return client.CheckRights(t.Context()) }
+		}
+		c.Fault(kfake.Fault{Keys: []kmsg.Key{key}, Err: code, Count: -1})
+		var away *checkpoint.ServerError
+		if err := check(); !errors.As(err, &away) || !away.TurnedAway || !errors.Is(err, code) || !strings.Contains(away.Next, "grant this service") {
+			t.Errorf("%s: %v", key.Name(), err)
+		}
 	}
 }
 

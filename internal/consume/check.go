@@ -1,14 +1,20 @@
 package consume
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"net"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 	"github.com/twmb/franz-go/pkg/kversion"
 
@@ -23,21 +29,71 @@ type Input struct {
 }
 
 // Check looks whether the brokers can do what the protocol needs, and whether
-// the input topic is there. A *checkpoint.Refusal ends the process; any other
-// error says that a broker could not be reached, or was not ready.
+// the input topic is there. It returns all problems, joined: refusals, each a
+// *checkpoint.Refusal, and brokers that could not be reached, say no or were
+// not ready, each a *checkpoint.ServerError. It changes nothing.
 func (c *Client) Check(ctx context.Context) (Input, error) {
-	admin := kadm.NewClient(c.fetch.cl)
-	if err := c.checkFeatures(ctx, admin); err != nil {
-		return Input{}, err
+	brokers, err := c.Brokers(ctx)
+	if err != nil {
+		return Input{}, err // the others would say the same
 	}
-	if err := c.checkTimeout(ctx, admin); err != nil {
-		return Input{}, err
-	}
-	return c.input(ctx)
+	problems := []error{c.CheckFeatures(ctx, brokers), c.CheckTransactionTimeout(ctx, brokers)}
+	in, err := c.LookUp(ctx)
+	return in, errors.Join(append(problems, err)...)
 }
 
 func refuse(reason, what, next, wrong string, args ...any) *checkpoint.Refusal {
 	return &checkpoint.Refusal{Scope: checkpoint.EndsProcess, Reason: reason, What: what, Wrong: fmt.Sprintf(wrong, args...), Next: next}
+}
+
+// Brokers are the cluster's, as it names them.
+type Brokers []Broker
+
+// Broker is one of them.
+type Broker struct {
+	ID      int32
+	Address string // host:port, as it is advertised
+}
+
+// String is what a broker is called in messages.
+func (b Broker) String() string { return fmt.Sprintf("broker %d (%s)", b.ID, b.Address) }
+
+// Brokers asks for the cluster's brokers.
+func (c *Client) Brokers(ctx context.Context) (Brokers, error) {
+	details, err := kadm.NewClient(c.fetch.cl).ListBrokers(ctx)
+	if err != nil {
+		return nil, failed("brokers", "list the brokers", err)
+	}
+	if len(details) == 0 {
+		return nil, failed("brokers", "list the brokers", errors.New("the cluster names no broker yet"))
+	}
+	var all Brokers
+	for _, d := range details {
+		all = append(all, Broker{ID: d.NodeID, Address: net.JoinHostPort(d.Host, strconv.Itoa(int(d.Port)))})
+	}
+	slices.SortFunc(all, func(a, b Broker) int { return cmp.Compare(a.ID, b.ID) })
+	return all, nil
+}
+
+// Seeds asks each of the configured brokers by itself, once. The errors, nil
+// where one has answered, are in the order of Config.Brokers.
+func (c *Client) Seeds(ctx context.Context) []error {
+	errs := make([]error, len(c.cfg.Brokers))
+	var wg sync.WaitGroup
+	for i, address := range c.cfg.Brokers {
+		wg.Go(func() {
+			cl, err := kgo.NewClient(c.options(kgo.SeedBrokers(address))...)
+			if err == nil {
+				defer cl.Close()
+				_, err = askVersions().RequestWith(ctx, cl.SeedBrokers()[0])
+			}
+			if err != nil {
+				errs[i] = failedAt(address, "ask "+address, "kafka.brokers", err)
+			}
+		})
+	}
+	wg.Wait()
+	return errs
 }
 
 // Before version 2 of its transactions a broker may let a delayed EndTxn
@@ -47,65 +103,136 @@ const (
 	featureLevel        = 2
 )
 
-func (c *Client) checkFeatures(ctx context.Context, admin *kadm.Client) error {
-	brokers, err := admin.ApiVersions(ctx)
+// CheckFeatures asks every broker for the features that the protocol rests on.
+func (c *Client) CheckFeatures(ctx context.Context, brokers Brokers) error {
+	errs := make([]error, len(brokers))
+	levels := make([]int, len(brokers))
+	var wg sync.WaitGroup
+	for i, b := range brokers {
+		wg.Go(func() { levels[i], errs[i] = c.feature(ctx, b) })
+	}
+	wg.Wait()
+	low := map[int][]int32{}
+	for i, b := range brokers {
+		if errs[i] == nil && levels[i] < featureLevel {
+			low[levels[i]] = append(low[levels[i]], b.ID)
+		}
+	}
+	for _, level := range slices.Sorted(maps.Keys(low)) {
+		errs = append(errs, refuse(checkpoint.ReasonBrokerFeature, named(low[level]),
+			"use brokers of Kafka 4.0 or later, and raise the feature: kafka-features.sh upgrade --feature "+featureTransactions+"="+strconv.Itoa(featureLevel),
+			"%s is %d, %d is needed: before it a delayed request can decide a later transaction", featureTransactions, level, featureLevel))
+	}
+	return errors.Join(errs...)
+}
+
+// named is "broker 1" or "brokers 1, 2".
+func named(ids []int32) string {
+	var texts []string
+	for _, id := range ids {
+		texts = append(texts, strconv.Itoa(int(id)))
+	}
+	if len(texts) == 1 {
+		return "broker " + texts[0]
+	}
+	return "brokers " + strings.Join(texts, ", ")
+}
+
+// askVersions is a question that every broker answers.
+func askVersions() *kmsg.ApiVersionsRequest {
+	req := kmsg.NewPtrApiVersionsRequest()
+	req.ClientSoftwareName, req.ClientSoftwareVersion = "billing", "0" // brokers refuse empty ones
+	return req
+}
+
+func (c *Client) feature(ctx context.Context, b Broker) (level int, err error) {
+	raw, err := askVersions().RequestWith(ctx, c.fetch.cl.Broker(int(b.ID)))
+	if err == nil {
+		err = kerr.ErrorForCode(raw.ErrorCode)
+	}
+	if err == nil && raw.FinalizedFeaturesEpoch < 0 && len(raw.SupportedFeatures) > 0 {
+		err = errors.New("it does not know the cluster's features yet")
+	}
 	if err != nil {
-		return fmt.Errorf("kafka: ask the brokers for their versions: %w", err)
+		return 0, failedAt(b.String(), "ask "+b.String()+" for its versions", "the broker's advertised.listeners", err)
 	}
-	if len(brokers) == 0 {
-		return errors.New("kafka: the cluster names no broker yet")
+	kversion.FromApiVersionsResponse(raw).EachFinalizedFeature(func(name string, l int16) {
+		if name == featureTransactions {
+			level = int(l)
+		}
+	})
+	return level, nil
+}
+
+const configMaxTimeout = "transaction.max.timeout.ms"
+
+// CheckTransactionTimeout finds out now what the first fence would be told. A
+// cluster that doesn't show its brokers' configuration still tells it then.
+func (c *Client) CheckTransactionTimeout(ctx context.Context, brokers Brokers) error {
+	configs, err := c.brokerConfigs(ctx, brokers)
+	if err != nil {
+		return err
 	}
-	for _, broker := range brokers.Sorted() {
-		if broker.Err != nil {
-			return fmt.Errorf("kafka: ask broker %d for its versions: %w", broker.NodeID, broker.Err)
+	most := c.cfg.TransactionTimeout.Milliseconds()
+	low := map[int64][]int32{}
+	for _, b := range brokers {
+		if limit, err := strconv.ParseInt(configs[b.ID][configMaxTimeout], 10, 64); err == nil && most > limit {
+			low[limit] = append(low[limit], b.ID)
 		}
-		raw := broker.Raw()
-		if raw.FinalizedFeaturesEpoch < 0 && len(raw.SupportedFeatures) > 0 {
-			return fmt.Errorf("kafka: broker %d does not know the cluster's features yet", broker.NodeID)
-		}
-		level := int16(0)
-		kversion.FromApiVersionsResponse(raw).EachFinalizedFeature(func(name string, l int16) {
-			if name == featureTransactions {
-				level = l
-			}
-		})
-		if level < featureLevel {
-			return refuse(checkpoint.ReasonBrokerFeature, fmt.Sprintf("broker %d", broker.NodeID),
-				"use brokers of Kafka 4.0 or later, and raise the feature: kafka-features.sh upgrade --feature "+featureTransactions+"="+strconv.Itoa(featureLevel),
-				"%s is %d, %d is needed: before it a delayed request can decide a later transaction", featureTransactions, level, featureLevel)
+	}
+	var problems []error
+	for _, limit := range slices.Sorted(maps.Keys(low)) {
+		problems = append(problems, c.refuseTimeout(named(low[limit]), fmt.Sprintf(" (%s is %d)", configMaxTimeout, limit), nil))
+	}
+	return errors.Join(problems...)
+}
+
+// CheckSessionTimeout finds out now what the group would say to a member.
+func (c *Client) CheckSessionTimeout(ctx context.Context, brokers Brokers) error {
+	configs, err := c.brokerConfigs(ctx, brokers)
+	if err != nil {
+		return err
+	}
+	mine := c.cfg.SessionTimeout.Milliseconds()
+	for _, b := range brokers { // they are mostly alike: the first one is enough
+		const least, most = "group.min.session.timeout.ms", "group.max.session.timeout.ms"
+		low, lerr := strconv.ParseInt(configs[b.ID][least], 10, 64)
+		high, herr := strconv.ParseInt(configs[b.ID][most], 10, 64)
+		if lerr == nil && mine < low || herr == nil && mine > high {
+			return &checkpoint.ServerError{What: b.String(), TurnedAway: true, Next: groupNext(kerr.InvalidSessionTimeout),
+				Err: fmt.Errorf("kafka: %s takes no member with a session timeout of %s: %s is %s, %s is %s", b, c.cfg.SessionTimeout, least, configs[b.ID][least], most, configs[b.ID][most])}
 		}
 	}
 	return nil
 }
 
-const configMaxTimeout = "transaction.max.timeout.ms"
-
-// checkTimeout finds out now what the first fence would be told. A cluster
-// that doesn't show its brokers' configuration still tells it then.
-func (c *Client) checkTimeout(ctx context.Context, admin *kadm.Client) error {
-	brokers, err := admin.ListBrokers(ctx)
-	if err != nil {
-		return fmt.Errorf("kafka: list the brokers: %w", err)
+// brokerConfigs reads the brokers' configurations, as far as the cluster shows
+// them.
+func (c *Client) brokerConfigs(ctx context.Context, brokers Brokers) (map[int32]map[string]string, error) {
+	all := map[int32]map[string]string{}
+	var ids []int32
+	for _, b := range brokers {
+		ids = append(ids, b.ID)
 	}
-	configs, err := admin.DescribeBrokerConfigs(ctx, brokers.NodeIDs()...)
+	configs, err := kadm.NewClient(c.fetch.cl).DescribeBrokerConfigs(ctx, ids...)
 	var denied *kadm.AuthError
 	if errors.As(err, &denied) {
-		return nil
+		return all, nil
 	}
 	if err != nil {
-		return fmt.Errorf("kafka: read the brokers' configuration: %w", err)
+		return nil, failed("brokers", "read the brokers' configuration", err)
 	}
 	for _, broker := range configs {
+		id, err := strconv.ParseInt(broker.Name, 10, 32)
+		if err != nil || broker.Err != nil {
+			continue
+		}
+		all[int32(id)] = map[string]string{}
 		for _, config := range broker.Configs {
-			if config.Key != configMaxTimeout || config.Value == nil {
-				continue
-			}
-			if limit, err := strconv.ParseInt(*config.Value, 10, 64); err == nil && c.cfg.TransactionTimeout.Milliseconds() > limit {
-				return c.refuseTimeout("broker "+broker.Name, fmt.Sprintf(" (%s is %d)", configMaxTimeout, limit), nil)
-			}
+			all[int32(id)][config.Key] = config.MaybeValue()
 		}
 	}
-	return nil
+	return all, nil
 }
 
 func (c *Client) refuseTimeout(what, limit string, err error) error {
@@ -113,160 +240,4 @@ func (c *Client) refuseTimeout(what, limit string, err error) error {
 		"the transaction timeout of %s is more than the broker allows%s", c.cfg.TransactionTimeout, limit)
 	r.Err = err
 	return r
-}
-
-func (c *Client) input(ctx context.Context) (Input, error) {
-	t, err := describeTopic(ctx, c.fetch.cl, c.cfg.Topic)
-	if errors.Is(err, kerr.UnknownTopicOrPartition) {
-		return Input{}, refuse(checkpoint.ReasonTopicMissing, c.cfg.Topic, "create it, or correct kafka.topic", "there is no topic of this name")
-	}
-	if err != nil {
-		return Input{}, fmt.Errorf("kafka: look up topic %s: %w", c.cfg.Topic, err)
-	}
-	return Input{ID: t.TopicID, Partitions: int32(len(t.Partitions)), Replication: len(t.Partitions[0].Replicas)}, nil
-}
-
-// ownTopic is one of the two topics that the service writes.
-type ownTopic struct {
-	name   string
-	create map[string]*string
-	// wrong says what of an existing topic's configuration does not do.
-	wrong func(config map[string]string) string
-}
-
-// maxChunk is the size of a state chunk with room for the batch around it.
-const maxChunk = 768 << 10
-
-func (c *Client) ownTopics() []ownTopic {
-	return []ownTopic{
-		{
-			name:   c.DecisionTopic(),
-			create: map[string]*string{"cleanup.policy": kmsg.StringPtr("compact")},
-			wrong: func(config map[string]string) string {
-				if config["cleanup.policy"] != "compact" {
-					return fmt.Sprintf("cleanup.policy is %q, want \"compact\": a deleted decision stops its lane", config["cleanup.policy"])
-				}
-				return ""
-			},
-		},
-		{
-			name: c.StateTopic(),
-			create: map[string]*string{
-				"cleanup.policy":    kmsg.StringPtr("delete"),
-				"retention.ms":      kmsg.StringPtr("-1"),
-				"retention.bytes":   kmsg.StringPtr("-1"),
-				"max.message.bytes": kmsg.StringPtr("1048588"),
-			},
-			wrong: func(config map[string]string) string {
-				var wrong []string
-				for key, want := range map[string]string{"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"} {
-					if config[key] != want {
-						wrong = append(wrong, fmt.Sprintf("%s is %q, want %q", key, config[key], want))
-					}
-				}
-				if limit, err := strconv.ParseInt(config["max.message.bytes"], 10, 64); err == nil && limit < maxChunk {
-					wrong = append(wrong, fmt.Sprintf("max.message.bytes is %d, want at least %d", limit, maxChunk))
-				}
-				return strings.Join(wrong, ", ")
-			},
-		},
-	}
-}
-
-// EnsureTopics looks after the topics of decisions and of dedup state: where
-// they are missing it creates them, if create says so, with the input's
-// partition count and replication. It returns when all their partitions have a
-// leader. A *checkpoint.Refusal ends the process.
-func (c *Client) EnsureTopics(ctx context.Context, create bool) error {
-	admin := kadm.NewClient(c.fetch.cl)
-	input, err := c.input(ctx)
-	if err != nil {
-		return err
-	}
-	for _, topic := range c.ownTopics() {
-		if err := c.ensureTopic(ctx, admin, topic, input, create); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (c *Client) ensureTopic(ctx context.Context, admin *kadm.Client, topic ownTopic, input Input, create bool) error {
-	made := false
-	for n := 1; ; n++ {
-		t, err := describeTopic(ctx, c.fetch.cl, topic.name)
-		if err == nil {
-			err = leaders(t)
-		}
-		if err == nil {
-			switch has := int32(len(t.Partitions)); {
-			case has < input.Partitions:
-				return refusePartitions(topic.name, topic.name, has, c.cfg.Topic, input.Partitions)
-			case has > input.Partitions:
-				return refuse(checkpoint.ReasonTopicConfig, topic.name, "leave the input as it is; see the runbook: its partitions belong to those of the input, one to one",
-					"the topic has %d partitions, the input %s has %d", has, c.cfg.Topic, input.Partitions)
-			}
-			return c.checkConfig(ctx, admin, topic)
-		}
-		// A topic that was just made may be unknown to a broker for a while.
-		if errors.Is(err, kerr.UnknownTopicOrPartition) && !made {
-			if !create {
-				return refuse(checkpoint.ReasonTopicMissing, topic.name,
-					"if this job is new, set first_start: true; if not, the topic was lost: restore it",
-					"there is no topic of this name, and first_start is off")
-			}
-			created, cerr := admin.CreateTopic(ctx, input.Partitions, int16(input.Replication), topic.create, topic.name)
-			if cerr == nil {
-				cerr = created.Err
-			}
-			if cerr != nil && !errors.Is(cerr, kerr.TopicAlreadyExists) {
-				return fmt.Errorf("kafka: create topic %s: %w %s", topic.name, cerr, created.ErrMessage)
-			}
-			made = true
-		} else if !transient(err) {
-			return fmt.Errorf("kafka: look up topic %s: %w", topic.name, err)
-		}
-		if cerr := pause(ctx, retryBackoff(n)); cerr != nil {
-			return fmt.Errorf("kafka: topic %s is not ready: %w, last: %w", topic.name, cerr, err)
-		}
-	}
-}
-
-// refusePartitions: the input has more partitions than one of our topics. Ours
-// must not be raised to it: the input is what has changed.
-func refusePartitions(what, own string, has int32, input string, want int32) *checkpoint.Refusal {
-	return refuse(checkpoint.ReasonPartitionsChanged, what, "stop the producers, and raise nothing else; drain, write to a new topic with the new count, and start a new job on it; see the runbook",
-		"topic %s now has %d partitions, %s has %d: keys have moved between lanes, and with them the ids to compare with", input, want, own, has)
-}
-
-// leaders fails with LEADER_NOT_AVAILABLE and the like.
-func leaders(t *kmsg.MetadataResponseTopic) error {
-	for i := range t.Partitions {
-		if err := kerr.ErrorForCode(t.Partitions[i].ErrorCode); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (c *Client) checkConfig(ctx context.Context, admin *kadm.Client, topic ownTopic) error {
-	resources, err := admin.DescribeTopicConfigs(ctx, topic.name)
-	var found kadm.ResourceConfig
-	if err == nil {
-		found, err = resources.On(topic.name, nil)
-	}
-	if err == nil {
-		err = found.Err
-	}
-	if err != nil {
-		return fmt.Errorf("kafka: read the configuration of topic %s: %w", topic.name, err)
-	}
-	config := make(map[string]string, len(found.Configs))
-	for _, entry := range found.Configs {
-		config[entry.Key] = entry.MaybeValue()
-	}
-	if wrong := topic.wrong(config); wrong != "" {
-		return refuse(checkpoint.ReasonTopicConfig, topic.name, "set it with kafka-configs.sh", "%s", wrong)
-	}
-	return nil
 }

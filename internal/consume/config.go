@@ -43,6 +43,7 @@ type Config struct {
 	ReadTimeout        time.Duration // Owner.Read, within its context; default 30 s
 	RequestTimeout     time.Duration // one answer of a broker, beside what a request itself may wait; default 5 s
 	LeaveTimeout       time.Duration // leaving the group at the end of Run; default 3 s
+	WriteTimeout       time.Duration // Load: so long without a message being acknowledged; default 1 min
 
 	FetchMaxBytes          int32 // one fetch answer of one broker; default 16 MiB
 	FetchMaxPartitionBytes int32 // of it, one partition's part; default 2 MiB; a larger single batch still comes
@@ -70,6 +71,7 @@ func (c *Config) setDefaults() {
 	duration(&c.ReadTimeout, 30*time.Second)
 	duration(&c.RequestTimeout, 5*time.Second)
 	duration(&c.LeaveTimeout, 3*time.Second)
+	duration(&c.WriteTimeout, time.Minute)
 	if c.FetchMaxBytes == 0 {
 		c.FetchMaxBytes = 16 << 20
 	}

@@ -3,20 +3,29 @@ package consume
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"billing/internal/checkpoint"
 )
 
-// LookUp finds the input topic as it is now. Unlike Check it asks for nothing
-// else; it is for watching the topic while lanes run.
-func (c *Client) LookUp(ctx context.Context) (Input, error) { return c.input(ctx) }
+// LookUp finds the input topic as it is now. Its errors are Check's.
+func (c *Client) LookUp(ctx context.Context) (Input, error) {
+	t, err := describeTopic(ctx, c.fetch.cl, c.cfg.Topic)
+	if errors.Is(err, kerr.UnknownTopicOrPartition) {
+		return Input{}, refuse(checkpoint.ReasonTopicMissing, c.cfg.Topic, "create it, or correct kafka.topic", "there is no topic of this name")
+	}
+	if err != nil {
+		return Input{}, failed(c.cfg.Topic, "look up topic "+c.cfg.Topic, err)
+	}
+	return Input{ID: t.TopicID, Partitions: int32(len(t.Partitions)), Replication: len(t.Partitions[0].Replicas)}, nil
+}
 
 // Partitions is the input topic's number of partitions as it is now.
 func (c *Client) Partitions(ctx context.Context) (int32, error) {
-	in, err := c.input(ctx)
+	in, err := c.LookUp(ctx)
 	return in.Partitions, err
 }
 
@@ -27,7 +36,7 @@ func (c *Client) Partitions(ctx context.Context) (int32, error) {
 func (c *Client) Decisions(ctx context.Context, in Input) (map[int32]string, error) {
 	found, err := c.groupMetadata(ctx, in)
 	if err != nil {
-		return nil, fmt.Errorf("kafka: read the group's offsets: %w", err)
+		return nil, failed("group "+c.cfg.Job, "read the group's offsets", err)
 	}
 	for n := range in.Partitions {
 		if _, ok := found[n]; ok {
@@ -35,7 +44,7 @@ func (c *Client) Decisions(ctx context.Context, in Input) (map[int32]string, err
 		}
 		d, err := c.lastDecision(ctx, n)
 		if err != nil {
-			return nil, fmt.Errorf("kafka: %w", err)
+			return nil, failed(c.DecisionTopic(), "read the last decision", err)
 		}
 		if d != "" {
 			found[n] = d

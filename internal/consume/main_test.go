@@ -36,4 +36,10 @@ func TestLook(t *testing.T) { consumetest.Look(t, fake(t).ListenAddrs()) }
 
 func TestFaults(t *testing.T) { consumetest.Faults(t, fake(t).ListenAddrs()) }
 
+func TestLoad(t *testing.T) {
+	c := fake(t)
+	consumetest.RememberEnds(c)
+	consumetest.Load(t, c.ListenAddrs())
+}
+
 func TestRace(t *testing.T) { consumetest.Race(t, fake(t).ListenAddrs(), nil) }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -19,6 +20,7 @@ type laneLogs struct {
 	group string
 	lane  checkpoint.Lane
 
+	// The job's own two are nil for LookWithout where they are not there yet.
 	input, decisions, state *partitionLog
 
 	now bool // nothing is waited for: what is open is read as it was before it
@@ -47,7 +49,18 @@ func (o *Owner) Read(ctx context.Context) (checkpoint.Read, error) {
 // open Kafka transaction of the lane until ctx ends: then Unstable says so of the
 // error.
 func (c *Client) Look(ctx context.Context, partition int32) (checkpoint.Read, error) {
+	return c.LookWithout(ctx, partition, nil)
+}
+
+// LookWithout is Look where topics of the job are absent: they are read as empty,
+// as they will be made.
+func (c *Client) LookWithout(ctx context.Context, partition int32, absent []string) (checkpoint.Read, error) {
 	o := c.lookersLogs(partition)
+	for _, own := range []**partitionLog{&o.decisions, &o.state} {
+		if slices.Contains(absent, (*own).topic) {
+			*own = nil
+		}
+	}
 	return o.readStable(ctx)
 }
 
@@ -89,6 +102,9 @@ func (o *laneLogs) read(ctx context.Context) (r checkpoint.Read, err error) {
 
 	// The input was raised while we run: a new lane finds nothing of its own.
 	for _, own := range []*partitionLog{o.decisions, o.state} {
+		if own == nil {
+			continue
+		}
 		has, err := own.count(ctx)
 		if err != nil {
 			return r, err
@@ -102,22 +118,25 @@ func (o *laneLogs) read(ctx context.Context) (r checkpoint.Read, err error) {
 		return r, err
 	}
 
-	start, end, err := o.decisions.bounds(ctx)
-	if o.now && err == nil {
-		end, err = o.decisions.stable(ctx)
+	if o.decisions != nil {
+		start, end, err := o.decisions.bounds(ctx)
+		if o.now && err == nil {
+			end, err = o.decisions.stable(ctx)
+		}
+		if err != nil {
+			return r, err
+		}
+		record, err := o.decisions.last(ctx, start, end)
+		if err != nil {
+			return r, err
+		}
+		if record != nil {
+			r.Record = string(record.Value)
+		}
 	}
-	if err != nil {
-		return r, err
+	if o.state != nil {
+		r.StateStart, r.StateEnd, err = o.state.bounds(ctx)
 	}
-	record, err := o.decisions.last(ctx, start, end)
-	if err != nil {
-		return r, err
-	}
-	if record != nil {
-		r.Record = string(record.Value)
-	}
-
-	r.StateStart, r.StateEnd, err = o.state.bounds(ctx)
 	return r, err
 }
 

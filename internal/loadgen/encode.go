@@ -1,13 +1,8 @@
 package loadgen
 
 import (
-	"fmt"
 	"math/rand/v2"
-	"strings"
-	"time"
-	"unicode/utf8"
-
-	"billing/internal/money"
+	"strconv"
 )
 
 // form is how a CloudEvent is put into a Kafka message.
@@ -23,11 +18,11 @@ const (
 type field struct {
 	name, text string
 	raw        string // where not ""
+	isData     bool   // the event's data
 }
 
 // draft is a message before it is written down.
 type draft struct {
-	rng         *rand.Rand // of the writing only
 	form        form
 	contentType string // "" for none
 	attributes  []field
@@ -35,30 +30,43 @@ type draft struct {
 	rawData     string   // instead of data where not ""
 	headers     []Header // beside those of the form
 	finish      func(value []byte) []byte
+
+	rng *rand.Rand // of the writing only
+	pcg *rand.PCG  // rng's
+	all []field    // room for the attributes with the data among them
+	out []byte     // room for the value
+}
+
+func newDraft() *draft {
+	pcg := rand.NewPCG(0, 0)
+	return &draft{pcg: pcg, rng: rand.New(pcg)}
 }
 
 // write says what h says, in a style of many. All styles of one happening are
-// the same event: same key, same content.
+// the same event: same key, same content. The draft is good until the next one.
 func (g *Generator) write(h *happening, style uint64) *draft {
-	rng := rand.New(rand.NewPCG(style, 0x7374796c))
+	d := g.draft
+	d.pcg.Seed(style, 0x7374796c)
+	rng := d.rng
 	chance := func(n int) bool { return rng.IntN(n) == 0 }
-	d := &draft{rng: rng, form: form(rng.IntN(3))}
+	d.form, d.contentType, d.rawData, d.finish = form(rng.IntN(3)), "", "", nil
 	kind := "charge.v1"
 	if h.credit {
 		kind = "credit.v1"
 	}
-	d.attributes = []field{
-		{name: "specversion", text: "1.0"},
-		{name: "id", text: h.id},
-		{name: "source", text: h.source},
-		{name: "type", text: g.cfg.TypePrefix + kind},
-		{name: "subject", text: h.account.id},
-		{name: "time", text: timeText(rng, h.time)},
+	d.attributes = append(d.attributes[:0],
+		field{name: "specversion", text: "1.0"},
+		field{name: "id", text: h.id},
+		field{name: "source", text: h.source},
+		field{name: "type", text: g.cfg.TypePrefix + kind},
+		field{name: "subject", text: h.account.id},
+		field{name: "time", text: timeText(rng, h.time)},
+	)
+	amount := field{name: "amount", text: amountText(rng, h.amount)}
+	if g.cfg.AmountAsNumber && chance(3) {
+		amount.text, amount.raw = "", amount.text
 	}
-	d.data = []field{
-		{name: "amount", text: amountText(rng, h.amount)},
-		{name: "currency", text: h.currency},
-	}
+	d.data = append(d.data[:0], amount, field{name: "currency", text: h.currency})
 	if h.sku != "" {
 		d.data = append(d.data, field{name: "sku", text: h.sku})
 	}
@@ -70,14 +78,15 @@ func (g *Generator) write(h *happening, style uint64) *draft {
 	}
 	// What is not part of the content may be there or not.
 	if chance(4) {
-		d.data = append(d.data, field{name: "reason", text: "best \u201cguess\u201d of " + fmt.Sprint(rng.IntN(9))})
+		d.data = append(d.data, field{name: "reason", text: "best \u201cguess\u201d of " + strconv.Itoa(rng.IntN(9))})
 	}
 	if chance(4) {
-		d.data = append(d.data, field{name: "labels", raw: fmt.Sprintf(`{"region":"eu","shard":[%d,null,1.5e3,{"a":{}}]}`, rng.IntN(9))})
+		d.data = append(d.data, field{name: "labels", raw: `{"region":"eu","shard":[` + strconv.Itoa(rng.IntN(9)) + `,null,1.5e3,{"a":{}}]}`})
 	}
 	if chance(5) {
-		d.attributes = append(d.attributes, field{name: "traceparent", text: fmt.Sprintf("00-%032x-%016x-01", rng.Uint64(), rng.Uint64())})
+		d.attributes = append(d.attributes, field{name: "traceparent", text: "00-0000000000000000" + hex16(rng.Uint64()) + "-" + hex16(rng.Uint64()) + "-01"})
 	}
+	d.headers = d.headers[:0]
 	if chance(5) {
 		d.headers = append(d.headers, Header{"retry", []byte("1")}, Header{"retry", []byte("2")}, Header{"nothing", nil})
 	}
@@ -98,35 +107,69 @@ func (g *Generator) write(h *happening, style uint64) *draft {
 
 // render gives the headers and the value.
 func (d *draft) render() ([]Header, []byte) {
-	headers := append([]Header(nil), d.headers...)
+	headers := make([]Header, 0, len(d.headers)+1+len(d.attributes))
+	headers = append(headers, d.headers...)
 	if d.contentType != "" {
 		headers = append(headers, Header{"content-type", []byte(d.contentType)})
 	}
-	data := d.rawData
-	if data == "" {
-		data = d.object(d.data)
-	}
-	value := data
+	d.out = d.out[:0]
 	if d.form == binary {
+		size := 0
 		for _, f := range d.attributes {
-			headers = append(headers, Header{"ce_" + f.name, []byte(f.text)})
+			size += len(f.text)
 		}
+		texts := make([]byte, 0, size) // one piece of memory for all
+		for _, f := range d.attributes {
+			n := len(texts)
+			texts = append(texts, f.text...)
+			headers = append(headers, Header{headerName(f.name), texts[n:len(texts):len(texts)]})
+		}
+		d.dataObject()
 	} else {
-		all := append(append([]field(nil), d.attributes...), field{name: "data", raw: data})
+		d.all = append(append(d.all[:0], d.attributes...), field{name: "data", isData: true})
 		if d.rng.IntN(3) == 0 {
-			shuffle(d.rng, all)
+			shuffle(d.rng, d.all)
 		}
-		value = d.object(all)
+		d.object(d.all)
 	}
 	shuffle(d.rng, headers)
+	value := make([]byte, len(d.out))
+	copy(value, d.out)
 	if d.finish != nil {
-		return headers, d.finish([]byte(value))
+		value = d.finish(value)
 	}
-	return headers, []byte(value)
+	return headers, value
+}
+
+// headerName is the header of an attribute.
+func headerName(attribute string) string {
+	switch attribute { // most of them need no new text
+	case "specversion":
+		return "ce_specversion"
+	case "id":
+		return "ce_id"
+	case "source":
+		return "ce_source"
+	case "type":
+		return "ce_type"
+	case "subject":
+		return "ce_subject"
+	case "time":
+		return "ce_time"
+	}
+	return "ce_" + attribute
+}
+
+func (d *draft) dataObject() {
+	if d.rawData != "" {
+		d.out = append(d.out, d.rawData...)
+		return
+	}
+	d.object(d.data)
 }
 
 // object writes fields as a JSON object.
-func (d *draft) object(fields []field) string {
+func (d *draft) object(fields []field) {
 	open, comma, colon, end := "{", ",", ":", "}"
 	switch d.rng.IntN(4) {
 	case 0:
@@ -134,59 +177,23 @@ func (d *draft) object(fields []field) string {
 	case 1:
 		open, comma, colon, end = "{\n\t", ",\r\n\t", " : ", "\n}\n"
 	}
-	var b strings.Builder
+	d.out = append(d.out, open...)
 	for i, f := range fields {
-		if i == 0 {
-			b.WriteString(open)
-		} else {
-			b.WriteString(comma)
+		if i > 0 {
+			d.out = append(d.out, comma...)
 		}
-		b.WriteString(d.quote(f.name))
-		b.WriteString(colon)
-		if f.raw != "" {
-			b.WriteString(f.raw)
-		} else {
-			b.WriteString(d.quote(f.text))
-		}
-	}
-	if len(fields) == 0 {
-		b.WriteString(open)
-	}
-	b.WriteString(end)
-	return b.String()
-}
-
-// quote writes a text as a JSON string, with escapes also where there need be
-// none. Bytes that are not UTF-8 stay as they are.
-func (d *draft) quote(s string) string {
-	needless := d.rng.IntN(6) == 0
-	if !needless && strings.IndexFunc(s, func(r rune) bool { return r < ' ' || r == '"' || r == '\\' }) < 0 {
-		return `"` + s + `"`
-	}
-	var b strings.Builder
-	b.WriteByte('"')
-	for len(s) > 0 {
-		r, n := utf8.DecodeRuneInString(s)
+		d.out = quote(d.out, d.rng, f.name)
+		d.out = append(d.out, colon...)
 		switch {
-		case r == utf8.RuneError && n == 1:
-			b.WriteByte(s[0])
-		case r == '"' || r == '\\':
-			b.WriteByte('\\')
-			b.WriteRune(r)
-		case r == '/' && needless:
-			b.WriteString(`\/`)
-		case r > 0xffff && needless:
-			r -= 0x10000
-			fmt.Fprintf(&b, `\u%04x\u%04X`, 0xd800+r>>10, 0xdc00+r&0x3ff)
-		case r < ' ' || (r <= 0xffff && needless && d.rng.IntN(3) == 0):
-			fmt.Fprintf(&b, `\u%04x`, r)
+		case f.isData:
+			d.dataObject()
+		case f.raw != "":
+			d.out = append(d.out, f.raw...)
 		default:
-			b.WriteRune(r)
+			d.out = quote(d.out, d.rng, f.text)
 		}
-		s = s[n:]
 	}
-	b.WriteByte('"')
-	return b.String()
+	d.out = append(d.out, end...)
 }
 
 // set replaces the member with f's name, or adds f.
@@ -202,61 +209,13 @@ func set(fields []field, f field) []field {
 
 // without leaves out the member with that name.
 func without(fields []field, name string) []field {
-	var left []field
+	left := fields[:0]
 	for _, f := range fields {
 		if f.name != name {
 			left = append(left, f)
 		}
 	}
 	return left
-}
-
-// timeText writes t in RFC 3339, in some zone, with as many places as it needs
-// or more: what is less than a microsecond is to be cut off.
-func timeText(rng *rand.Rand, t time.Time) string {
-	zone, name := 0, "Z"
-	switch rng.IntN(4) {
-	case 0:
-		minutes := 15 * (rng.IntN(2*14*4+1) - 14*4)
-		zone, name = minutes*60, fmt.Sprintf("+%02d:%02d", minutes/60, minutes%60)
-		if minutes < 0 {
-			name = fmt.Sprintf("-%02d:%02d", -minutes/60, -minutes%60)
-		}
-	case 1:
-		name = "-00:00"
-	}
-	text := t.In(time.FixedZone("", zone)).Format("2006-01-02T15:04:05")
-	places := fmt.Sprintf("%06d", t.Nanosecond()/1000)
-	switch rng.IntN(3) {
-	case 0:
-		places = strings.TrimRight(places, "0")
-	case 1:
-		places += fmt.Sprintf("%03d", rng.IntN(1000))
-	}
-	if places != "" {
-		text += "." + places
-	}
-	return text + name
-}
-
-// amountText writes a with as many places as it needs or more.
-func amountText(rng *rand.Rand, a money.Amount) string {
-	text := a.String()
-	if a.IsZero() && rng.IntN(4) == 0 {
-		text = "-0"
-	}
-	if rng.IntN(3) == 0 {
-		_, places, found := strings.Cut(text, ".")
-		if !found {
-			text += "."
-		}
-		least := 1
-		if found {
-			least = 0
-		}
-		text += strings.Repeat("0", least+rng.IntN(money.Places-len(places)-least+1))
-	}
-	return text
 }
 
 func pick[T any](rng *rand.Rand, from ...T) T { return from[rng.IntN(len(from))] }

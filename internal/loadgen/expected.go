@@ -2,6 +2,8 @@ package loadgen
 
 import (
 	"cmp"
+	"iter"
+	"maps"
 	"slices"
 	"time"
 
@@ -10,9 +12,10 @@ import (
 
 // Expected is the known answer.
 type Expected struct {
-	Messages int64    `json:"messages"` // the sum of the outcomes
-	Outcomes Outcomes `json:"outcomes"`
-	Totals   []Total  `json:"totals"` // in the order of their first six columns, byte by byte
+	Messages int64            `json:"messages"` // the sum of the outcomes
+	Outcomes Outcomes         `json:"outcomes"`
+	Reasons  map[string]int64 `json:"reasons"` // the rejected ones, by the reason in billing_rejects
+	Totals   []Total          `json:"totals"`  // in the order of Generator.Totals
 }
 
 // Outcomes counts messages by what must become of them.
@@ -22,6 +25,9 @@ type Outcomes struct {
 	Conflict  int64 `json:"conflict"`
 	Rejected  int64 `json:"rejected"`
 }
+
+// Messages is how many there are.
+func (o Outcomes) Messages() int64 { return o.Applied + o.Duplicate + o.Conflict + o.Rejected }
 
 // Total is one row of the view billing_totals, of the tenant "default".
 // Decimals are written with all 12 places, as SQL prints them.
@@ -40,16 +46,38 @@ type Total struct {
 	EntryCount   int64  `json:"entry_count"`
 }
 
+// Expected is what must be in the tables when all messages that Next gave so
+// far, and no others, were written to a fresh topic.
+func (g *Generator) Expected() Expected {
+	return Expected{
+		Messages: g.Outcomes().Messages(), Outcomes: g.Outcomes(), Reasons: g.Reasons(),
+		Totals: slices.AppendSeq(make([]Total, 0, len(g.tally.totals)), g.Totals()),
+	}
+}
+
+// Outcomes is Expected's part of this name.
+func (g *Generator) Outcomes() Outcomes { return g.tally.outcomes }
+
+// Reasons is Expected's part of this name.
+func (g *Generator) Reasons() map[string]int64 { return maps.Clone(g.tally.reasons) }
+
+// Totals is Expected's part of this name, a row at a time: there may be
+// millions. They come in the order of their first six columns, byte by byte.
+func (g *Generator) Totals() iter.Seq[Total] { return g.tally.rows }
+
 // tally adds up what the messages mean.
 type tally struct {
 	window   time.Duration
 	outcomes Outcomes
+	reasons  map[string]int64
 	totals   map[totalKey]*totalSum
 }
 
+// totalKey names a row. As no window goes over midnight, the window says the
+// period too.
 type totalKey struct {
 	account, sku, unit, currency string
-	window, period               string // as in Total
+	window                       int64 // its start, in seconds since 1970
 }
 
 type totalSum struct {
@@ -58,7 +86,12 @@ type totalSum struct {
 }
 
 func newTally(window time.Duration) tally {
-	return tally{window: window, totals: map[totalKey]*totalSum{}}
+	return tally{window: window, reasons: map[string]int64{}, totals: map[totalKey]*totalSum{}}
+}
+
+func (t *tally) reject(reason string) {
+	t.outcomes.Rejected++
+	t.reasons[reason]++
 }
 
 func (t *tally) apply(h *happening) {
@@ -67,8 +100,7 @@ func (t *tally) apply(h *happening) {
 		account: h.account.id, sku: h.sku, unit: h.unit, currency: h.currency,
 		// Truncate counts from year 1, at midnight like 1970: as a window divides
 		// a day, it makes no difference.
-		window: h.time.Truncate(t.window).Format(time.DateTime),
-		period: h.time.Format("2006-01"),
+		window: h.time.Truncate(t.window).Unix(),
 	}
 	s := t.totals[key]
 	if s == nil {
@@ -85,27 +117,26 @@ func (t *tally) apply(h *happening) {
 	}
 }
 
-func (t *tally) expected() Expected {
-	o := t.outcomes
-	e := Expected{
-		Messages: o.Applied + o.Duplicate + o.Conflict + o.Rejected,
-		Outcomes: o,
-		Totals:   make([]Total, 0, len(t.totals)),
-	}
+// rows calls yield with each total until it says false.
+func (t *tally) rows(yield func(Total) bool) {
+	keys := slices.AppendSeq(make([]totalKey, 0, len(t.totals)), maps.Keys(t.totals))
+	slices.SortFunc(keys, func(a, b totalKey) int {
+		return cmp.Or(cmp.Compare(a.account, b.account), cmp.Compare(a.sku, b.sku), cmp.Compare(a.unit, b.unit),
+			cmp.Compare(a.currency, b.currency), cmp.Compare(a.window, b.window))
+	})
 	fixed := func(s money.Sum) string { return string(s.AppendFixed(nil)) }
-	for k, s := range t.totals {
+	for _, k := range keys {
+		s := t.totals[k]
 		net := s.charge
 		net.AddSum(s.credit)
-		e.Totals = append(e.Totals, Total{
+		window := time.Unix(k.window, 0).UTC()
+		if !yield(Total{
 			TenantID: "default", AccountID: k.account, SKU: k.sku, Unit: k.unit, Currency: k.currency,
-			WindowStart: k.window, BookedPeriod: k.period,
+			WindowStart: window.Format(time.DateTime), BookedPeriod: window.Format("2006-01"),
 			ChargeAmount: fixed(s.charge), CreditAmount: fixed(s.credit), NetAmount: fixed(net),
 			Quantity: fixed(s.quantity), EntryCount: s.entries,
-		})
+		}) {
+			return
+		}
 	}
-	slices.SortFunc(e.Totals, func(a, b Total) int {
-		return cmp.Or(cmp.Compare(a.AccountID, b.AccountID), cmp.Compare(a.SKU, b.SKU), cmp.Compare(a.Unit, b.Unit),
-			cmp.Compare(a.Currency, b.Currency), cmp.Compare(a.WindowStart, b.WindowStart), cmp.Compare(a.BookedPeriod, b.BookedPeriod))
-	})
-	return e
 }

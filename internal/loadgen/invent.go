@@ -3,6 +3,7 @@ package loadgen
 import (
 	"fmt"
 	"hash/fnv"
+	"strconv"
 	"strings"
 	"time"
 
@@ -19,9 +20,9 @@ type account struct {
 // comparison takes for another's: eight in a row differ in case, in white
 // space, in how an accent is written.
 func newAccount(i int, partitions int32) account {
-	n := i / 8
-	forms := [...]string{"acct-%d", "ACCT-%d", "acct-%d ", "caf\u00e9-%d", "cafe\u0301-%d", "租户-%d", `a"b\c/%d`, "%d|"}
-	id := fmt.Sprintf(forms[i%8], n)
+	n := strconv.Itoa(i / 8)
+	forms := [...][2]string{{"acct-"}, {"ACCT-"}, {"acct-", " "}, {"caf\u00e9-"}, {"cafe\u0301-"}, {"租户-"}, {`a"b\c/`}, {"", "|"}}
+	id := forms[i%8][0] + n + forms[i%8][1]
 	if i%8 == 7 {
 		id += strings.Repeat("x", 255-len(id)) // the longest there is
 	}
@@ -55,13 +56,12 @@ var products = [...][2]string{
 	{"egress", "GiB"}, {"seats", "seat"}, {"minutes", "min"}, {"", "each"}, {"support", ""}, {"", ""},
 }
 
-// invent makes an event that nobody has seen before.
+// invent makes an event that nobody has seen before, to be sent now.
 func (g *Generator) invent() *happening {
 	h := &happening{
 		account:  g.account(),
 		source:   sources[g.rng.IntN(len(sources))],
 		credit:   g.chance(5),
-		time:     g.when(),
 		currency: g.cfg.Currencies[g.rng.IntN(len(g.cfg.Currencies))],
 		style:    g.rng.Uint64(),
 	}
@@ -88,20 +88,34 @@ func (g *Generator) invent() *happening {
 	} else {
 		g.twin = h
 	}
+	h.time = g.when(h.account.partition)
 	return h
 }
 
 func (g *Generator) account() account {
+	n := g.cfg.Accounts
 	if g.rng.Float64() < g.cfg.Skew {
-		return g.accounts[g.rng.IntN(g.hot)]
+		n = g.hot
 	}
-	return g.accounts[g.rng.IntN(len(g.accounts))]
+	return g.numbered(g.rng.IntN(n))
+}
+
+// numbered is the account with number i.
+func (g *Generator) numbered(i int) account {
+	a, kept := g.accounts[i]
+	if !kept {
+		a = newAccount(i, g.cfg.Partitions)
+		if len(g.accounts) < keptAccounts {
+			g.accounts[i] = a
+		}
+	}
+	return a
 }
 
 // newID gives an id that was not given before. All begin with an ASCII byte.
 func (g *Generator) newID() string {
 	g.ids++
-	id := fmt.Sprintf("%x-%d", uint64(g.cfg.Seed), g.ids)
+	id := strconv.FormatUint(uint64(g.cfg.Seed), 16) + "-" + strconv.Itoa(g.ids)
 	switch g.rng.IntN(12) {
 	case 0:
 		return "EVT-" + id
@@ -117,61 +131,83 @@ func (g *Generator) newID() string {
 	return id
 }
 
-// when is mostly within the last hours, sometimes days late, sometimes at the
-// very edge of a window. Never older than 30 days.
-func (g *Generator) when() time.Time {
+// when is a good time for an event of the partition: mostly within the last
+// hours, sometimes days late, at the very edge of a window, or as old as may
+// be.
+func (g *Generator) when(partition int32) time.Time {
+	late := func(most time.Duration) time.Time { return g.before(g.clock, min(most, g.cfg.Lateness)) }
+	oldest := g.oldest(partition)
 	switch n := g.rng.IntN(100); {
 	case n < 70:
-		return g.before(g.cfg.Now, 3*time.Hour)
+		return late(3 * time.Hour)
 	case n < 85:
-		return g.before(g.cfg.Now, day)
+		return late(day)
+	case n < 93, oldest.IsZero():
+		return late(30 * day)
 	case n < 95:
-		return g.before(g.cfg.Now, 30*day)
+		return oldest
 	}
-	edge := g.before(g.cfg.Now, 2*day).Truncate(g.cfg.Window)
+	inside := late(2 * day)
+	edge := inside.Truncate(g.cfg.Window)
 	if g.chance(2) {
-		return edge
+		edge = edge.Add(-time.Microsecond)
 	}
-	return edge.Add(-time.Microsecond)
+	if edge.Before(oldest) {
+		return inside
+	}
+	return edge
 }
 
 // size is an amount or a quantity, zero or more: mostly everyday, sometimes as
 // fine or as large as there is.
 func (g *Generator) size() money.Amount {
-	digits := func(n int) string {
-		b := make([]byte, n)
-		for i := range b {
-			b[i] = byte('0' + g.rng.IntN(10))
+	b := make([]byte, 0, 48)
+	number := func(below int) { b = strconv.AppendInt(b, int64(g.rng.IntN(below)), 10) }
+	digits := func(n int) {
+		for range n {
+			b = append(b, byte('0'+g.rng.IntN(10)))
 		}
-		return string(b)
 	}
-	var text string
+	places := func() {
+		b = append(b, '.')
+		digits(1 + g.rng.IntN(money.Places))
+	}
+	leading := func() { b = append(b, byte('1'+g.rng.IntN(9))) }
 	switch n := g.rng.IntN(1000); {
 	case n < 550:
-		text = fmt.Sprintf("%d.%02d", g.rng.IntN(1000), g.rng.IntN(100))
+		number(1000)
+		b = append(b, '.')
+		digits(2)
 	case n < 700:
-		text = fmt.Sprint(g.rng.IntN(10_000))
+		number(10_000)
 	case n < 900:
-		text = fmt.Sprint(g.rng.IntN(10)) + "." + digits(1+g.rng.IntN(money.Places))
+		number(10)
+		places()
 	case n < 930:
-		text = "0"
+		b = append(b, '0')
 	case n < 940:
-		text = "0." + strings.Repeat("0", money.Places-1) + "1"
+		b = append(b, "0."+strings.Repeat("0", money.Places-1)+"1"...)
 	case n < 995:
-		text = fmt.Sprint(1+g.rng.IntN(9)) + digits(g.rng.IntN(12)) + "." + digits(1+g.rng.IntN(money.Places))
+		leading()
+		digits(g.rng.IntN(12))
+		places()
 	case n < 998:
-		text = fmt.Sprint(1+g.rng.IntN(9)) + digits(money.MaxIntegerDigits-1) + "." + digits(money.Places)
+		leading()
+		digits(money.MaxIntegerDigits - 1)
+		b = append(b, '.')
+		digits(money.Places)
 	default:
-		text = strings.Repeat("9", money.MaxIntegerDigits) + "." + strings.Repeat("9", money.Places)
+		b = append(b, strings.Repeat("9", money.MaxIntegerDigits)+"."+strings.Repeat("9", money.Places)...)
 	}
-	a, err := money.Parse([]byte(text))
+	a, err := money.Parse(b)
 	if err != nil {
-		panic(fmt.Sprintf("load: amount %q: %v", text, err)) // all forms above are right
+		panic(fmt.Sprintf("load: amount %q: %v", b, err)) // all forms above are right
 	}
 	return a
 }
 
-// contradict gives h's id to an event that says something else.
+// contradict gives h's id to an event that says something else, and is not too
+// old either.
 func (g *Generator) contradict(h *happening) *happening {
 	c := *h
 	switch n := g.rng.IntN(8); {
@@ -188,12 +224,16 @@ func (g *Generator) contradict(h *happening) *happening {
 	case n == 3:
 		c.unit = "other " + h.unit
 	case n == 4:
-		c.time = g.before(h.time, time.Hour).Add(-time.Microsecond)
+		// Earlier, if that is not too old; later would be later than now otherwise.
+		c.time = h.time.Add(time.Microsecond)
+		if room := h.time.Sub(g.oldest(h.account.partition)); room > 0 {
+			c.time = g.before(h.time.Add(-time.Microsecond), min(room, time.Hour))
+		}
 	case n == 5:
 		c.credit, c.amount = !h.credit, h.amount.Neg()
-	case n == 6 && len(g.accounts) > 1:
+	case n == 6 && g.cfg.Accounts > 1:
 		for c.account.id == h.account.id {
-			c.account = g.accounts[g.rng.IntN(len(g.accounts))]
+			c.account = g.numbered(g.rng.IntN(g.cfg.Accounts))
 		}
 	default:
 		for c.amount == h.amount {

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"math"
-	"math/big"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -16,7 +15,7 @@ import (
 func testConfig() Config {
 	return Config{
 		Count: 6_000, Accounts: 300, Skew: 0.4, Duplicates: 0.2, Bad: 0.1, Seed: 7, Partitions: 4,
-		Now: time.Date(2027, 3, 1, 0, 20, 30, 123456789, time.UTC), Window: time.Hour,
+		Now: time.Date(2027, 3, 1, 0, 20, 30, 123456789, time.UTC), Lateness: 35 * day, Window: time.Hour,
 		TypePrefix: "com.example.billing.", Currencies: []string{"USD", "EUR", "JPY"},
 	}
 }
@@ -45,105 +44,25 @@ func TestSameConfigSameLoad(t *testing.T) {
 	}
 }
 
-// recount finds out what must come of the messages by reading them.
-func recount(t *testing.T, messages []Message, cfg Config) Expected {
-	type key struct{ account, sku, unit, currency, window, period string }
-	type sum struct {
-		charge, credit, quantity big.Rat
-		entries                  int64
-	}
-	type id struct {
-		partition  int32
-		source, id string
-	}
-	sums := map[key]*sum{}
-	first := map[id]string{}
-	newest := map[int32]time.Time{}
-	var e Expected
-	for _, m := range messages {
-		e.Messages++
-		r, reason := read(m, cfg)
-		if reason == "" && r.at.Before(newest[m.Partition].Add(-35*day)) {
-			reason = "too_old"
-		}
-		if reason != "" {
-			e.Outcomes.Rejected++
-			continue
-		}
-		if age := cfg.Now.Sub(r.at); age < 0 || age > 31*day {
-			t.Fatalf("a good event of %s, %s before now", r.at, age)
-		}
-		i := id{m.Partition, r.source, r.id}
-		if was, known := first[i]; known {
-			if was == r.content() {
-				e.Outcomes.Duplicate++
-			} else {
-				e.Outcomes.Conflict++
-			}
-			continue
-		}
-		first[i] = r.content()
-		if r.at.After(newest[m.Partition]) {
-			newest[m.Partition] = r.at
-		}
-		e.Outcomes.Applied++
-		seconds := r.at.Unix()
-		k := key{r.account, r.sku, r.unit, r.currency,
-			time.Unix(seconds-seconds%int64(cfg.Window.Seconds()), 0).UTC().Format("2006-01-02 15:04:05"),
-			strings.Join(strings.Split(r.at.Format("2006-01-02"), "-")[:2], "-")}
-		s := sums[k]
-		if s == nil {
-			s = new(sum)
-			sums[k] = s
-		}
-		s.entries++
-		if r.kind == "charge" {
-			s.charge.Add(&s.charge, r.amount)
-			s.quantity.Add(&s.quantity, r.quantity)
-		} else {
-			s.credit.Add(&s.credit, r.amount)
-			s.quantity.Sub(&s.quantity, r.quantity)
-		}
-	}
-	for k, s := range sums {
-		e.Totals = append(e.Totals, Total{"default", k.account, k.sku, k.unit, k.currency, k.window, k.period,
-			s.charge.FloatString(12), s.credit.FloatString(12), new(big.Rat).Add(&s.charge, &s.credit).FloatString(12),
-			s.quantity.FloatString(12), s.entries})
-	}
-	slices.SortFunc(e.Totals, func(a, b Total) int {
-		return slices.Compare(
-			[]string{a.AccountID, a.SKU, a.Unit, a.Currency, a.WindowStart, a.BookedPeriod},
-			[]string{b.AccountID, b.SKU, b.Unit, b.Currency, b.WindowStart, b.BookedPeriod})
-	})
-	return e
-}
-
 func TestExpectedIsWhatTheMessagesSay(t *testing.T) {
 	other := testConfig()
 	other.Seed, other.Window, other.TypePrefix, other.Currencies = -3, 15*time.Minute, "x.", []string{"KWD"}
 	other.Accounts, other.Partitions, other.Skew, other.Now = 1, 1, 0, other.Now.In(time.FixedZone("", -8*3600))
+	short := testConfig()
+	short.Lateness, short.Rate = 2*time.Second, 20
+	long := testConfig()
+	long.Lateness, long.AmountAsNumber, long.Window = 3650*day, true, day
 	none := testConfig()
 	none.Duplicates, none.Bad = 0, 0
 	onlyBad := testConfig()
 	onlyBad.Duplicates, onlyBad.Bad = 0, 1
-	for name, cfg := range map[string]Config{"usual": testConfig(), "other": other, "none": none, "onlyBad": onlyBad} {
+	for name, cfg := range map[string]Config{"usual": testConfig(), "other": other, "short": short, "long": long, "none": none, "onlyBad": onlyBad} {
 		t.Run(name, func(t *testing.T) {
 			g := New(cfg)
-			messages := all(g)
-			if len(messages) != cfg.Count {
-				t.Fatalf("%d messages, not %d", len(messages), cfg.Count)
-			}
-			expected, counted := g.Expected(), recount(t, messages, cfg)
-			if expected.Messages != counted.Messages || expected.Outcomes != counted.Outcomes {
-				t.Fatalf("expected %d, %+v\ncounted  %d, %+v", expected.Messages, expected.Outcomes, counted.Messages, counted.Outcomes)
-			}
-			if len(expected.Totals) != len(counted.Totals) {
-				t.Fatalf("%d totals expected, %d counted", len(expected.Totals), len(counted.Totals))
-			}
-			for i := range expected.Totals {
-				if expected.Totals[i] != counted.Totals[i] {
-					t.Fatalf("expected %+v\ncounted  %+v", expected.Totals[i], counted.Totals[i])
-				}
+			counted := recount(t, g)
+			same(t, g.Expected(), counted)
+			if counted.Messages != int64(cfg.Count) {
+				t.Fatalf("%d messages, not %d", counted.Messages, cfg.Count)
 			}
 			share := func(what string, n int64, want float64) {
 				if got := float64(n) / float64(cfg.Count); math.Abs(got-want) > 0.03 {
@@ -157,34 +76,52 @@ func TestExpectedIsWhatTheMessagesSay(t *testing.T) {
 	}
 }
 
+// same fails unless both answers are the same.
+func same(t *testing.T, expected, counted Expected) {
+	t.Helper()
+	if expected.Messages != counted.Messages || expected.Outcomes != counted.Outcomes || !reflect.DeepEqual(expected.Reasons, counted.Reasons) {
+		t.Fatalf("expected %d, %+v %v\ncounted  %d, %+v %v", expected.Messages, expected.Outcomes, expected.Reasons, counted.Messages, counted.Outcomes, counted.Reasons)
+	}
+	if len(expected.Totals) != len(counted.Totals) {
+		t.Fatalf("%d totals expected, %d counted", len(expected.Totals), len(counted.Totals))
+	}
+	for i := range expected.Totals {
+		if expected.Totals[i] != counted.Totals[i] {
+			t.Fatalf("expected %+v\ncounted  %+v", expected.Totals[i], counted.Totals[i])
+		}
+	}
+}
+
 // A good message is spoiled in every way and form, and is then bad for that
 // reason; what was spoiled was good before.
 func TestEverySpoilingIsBad(t *testing.T) {
-	cfg := testConfig()
-	g := New(cfg)
-	all(g)
-	for i, way := range spoilings {
-		forms := map[form]int{}
-		for range 60 {
-			h, style := g.invent(), g.rng.Uint64()
-			if _, reason := read(g.message(h, g.write(h, style)), cfg); reason != "" {
-				t.Fatalf("a good message is %s", reason)
+	for _, asNumber := range []bool{false, true} {
+		cfg := testConfig()
+		cfg.AmountAsNumber = asNumber
+		g := New(cfg)
+		all(g)
+		for i, way := range spoilings {
+			forms := map[form]int{}
+			for range 60 {
+				h, style := g.invent(), g.rng.Uint64()
+				if _, reason := read(g.message(h, g.write(h, style)), cfg, g.clock); reason != "" {
+					t.Fatalf("a good message is %s", reason)
+				}
+				d := g.write(h, style)
+				forms[d.form]++
+				way.spoil(g.spoiler(h), d)
+				m := g.message(h, d)
+				r, reason := read(m, cfg, g.clock.Add(day))
+				if reason == "" && r.at.Before(g.oldest(m.Partition)) {
+					reason = "too_old"
+				}
+				if reason != way.reason {
+					t.Fatalf("spoiling %d, which is to be %s, is %q: %s %q", i, way.reason, reason, m.Headers, m.Value)
+				}
 			}
-			d := g.write(h, style)
-			forms[d.form]++
-			newest := cfg.Now.Add(-time.Hour)
-			way.spoil(&spoiler{g.rng, cfg.Now, newest, cfg.TypePrefix, h.credit, absentCurrency(cfg.Currencies)}, d)
-			m := g.message(h, d)
-			r, reason := read(m, cfg)
-			if reason == "" && r.at.Before(newest.Add(-35*day)) {
-				reason = "too_old"
+			if len(forms) != 3 {
+				t.Errorf("spoiling %d was tried on %d forms", i, len(forms))
 			}
-			if reason != way.reason {
-				t.Fatalf("spoiling %d, which is to be %s, is %q: %s %q", i, way.reason, reason, m.Headers, m.Value)
-			}
-		}
-		if len(forms) != 3 {
-			t.Errorf("spoiling %d was tried on %d forms", i, len(forms))
 		}
 	}
 }
@@ -198,8 +135,8 @@ func TestRepeats(t *testing.T) {
 	first := map[string]place{}
 	var near, far, exact, rewritten, rebodied int
 	for i, m := range all(New(cfg)) {
-		r, reason := read(m, cfg)
-		if reason != "" || r.at.Before(cfg.Now.Add(-40*day)) {
+		r, reason := read(m, cfg, cfg.Now)
+		if reason != "" || r.at.Before(cfg.Now.Add(-cfg.Lateness)) {
 			continue
 		}
 		id := r.source + "\x00" + r.id
@@ -219,7 +156,7 @@ func TestRepeats(t *testing.T) {
 		}
 		if reflect.DeepEqual(was.message, m) {
 			exact++
-		} else if other, _ := read(was.message, cfg); other.content() == r.content() {
+		} else if other, _ := read(was.message, cfg, cfg.Now); other.content() == r.content() {
 			rewritten++
 			if len(was.message.Headers) != len(m.Headers) {
 				rebodied++
@@ -263,7 +200,7 @@ func TestExpectedAsJSON(t *testing.T) {
 	cfg := testConfig()
 	cfg.Count = 0
 	b, err := json.Marshal(New(cfg).Expected())
-	want := `{"messages":0,"outcomes":{"applied":0,"duplicate":0,"conflict":0,"rejected":0},"totals":[]}`
+	want := `{"messages":0,"outcomes":{"applied":0,"duplicate":0,"conflict":0,"rejected":0},"reasons":{},"totals":[]}`
 	if err != nil || string(b) != want {
 		t.Errorf("%s, %v", b, err)
 	}
@@ -287,13 +224,26 @@ func TestCheckNamesEveryProblem(t *testing.T) {
 	if err := testConfig().Check(); err != nil {
 		t.Fatal(err)
 	}
-	err := Config{Count: -1, Skew: math.NaN(), Duplicates: 0.7, Bad: 0.7, Window: 7 * time.Hour}.Check()
+	err := Config{Count: -1, Skew: math.NaN(), Duplicates: 0.7, Bad: 0.7, Rate: math.NaN(), Window: 7 * time.Hour}.Check()
 	if err == nil {
 		t.Fatal("accepted")
 	}
-	for _, name := range []string{"count", "accounts", "skew", "together", "partitions", "now", "window", "type prefix", "currencies"} {
+	for _, name := range []string{"count", "accounts", "skew", "together", "partitions", "now", "rate", "lateness", "window", "type prefix", "currencies"} {
 		if !strings.Contains(err.Error(), name) {
 			t.Errorf("nothing about %s in %v", name, err)
+		}
+	}
+	for name, change := range map[string]func(*Config){
+		"takes 32 years":  func(c *Config) { c.Count, c.Rate = 1_000_000_000, 1 },
+		"rate is -1":      func(c *Config) { c.Rate = -1 },
+		"rate is +Inf":    func(c *Config) { c.Rate = math.Inf(1) },
+		"time since 2001": func(c *Config) { c.Lateness = 27 * 365 * day },
+		"2001 to 2079":    func(c *Config) { c.Now = c.Now.AddDate(60, 0, 0) },
+	} {
+		c := testConfig()
+		change(&c)
+		if err := c.Check(); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("want %q, got %v", name, err)
 		}
 	}
 }
@@ -311,7 +261,9 @@ func BenchmarkNext(b *testing.B) {
 // The order of styles must not matter: a style alone decides how a message is
 // written.
 func TestStyleAloneDecides(t *testing.T) {
-	g := New(testConfig())
+	cfg := testConfig()
+	cfg.AmountAsNumber = true
+	g := New(cfg)
 	h := g.invent()
 	styles := rand.New(rand.NewPCG(1, 2))
 	seen := map[string]bool{}

@@ -20,6 +20,7 @@ import (
 type reading struct {
 	source, id, account, kind, currency, sku, unit string
 	at                                             time.Time
+	literal                                        string // of the amount
 	amount, quantity                               *big.Rat
 	hasQuantity                                    bool
 }
@@ -36,9 +37,9 @@ func (r reading) content() string {
 var decimal = regexp.MustCompile(`^-?(0|[1-9][0-9]*)(\.[0-9]+)?$`)
 var rfc3339 = regexp.MustCompile(`^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?(Z|[+-][0-9]{2}:[0-9]{2})$`)
 
-// read gives the event in m, or the reason why there is none. Whether it is
-// too old is not its business.
-func read(m Message, cfg Config) (reading, string) {
+// read gives the event in m, or the reason why there is none. What is later than
+// latest is in the future. Whether it is too old is not its business.
+func read(m Message, cfg Config, latest time.Time) (reading, string) {
 	headers := map[string][]string{}
 	for _, h := range m.Headers {
 		headers[h.Key] = append(headers[h.Key], string(h.Value))
@@ -69,7 +70,9 @@ func read(m Message, cfg Config) (reading, string) {
 		return reading{}, reason
 	}
 	body := map[string]any{}
-	if err := json.Unmarshal(m.Value, &body); err != nil && !inHeaders {
+	decoder := json.NewDecoder(bytes.NewReader(m.Value))
+	decoder.UseNumber()
+	if err := decoder.Decode(&body); err != nil && !inHeaders {
 		return reading{}, "invalid_json"
 	} else if err != nil {
 		return reading{}, "invalid_field" // the data are no object
@@ -92,10 +95,10 @@ func read(m Message, cfg Config) (reading, string) {
 			}
 		}
 	}
-	return interpret(event, cfg)
+	return interpret(event, cfg, latest)
 }
 
-func interpret(event map[string]any, cfg Config) (r reading, reason string) {
+func interpret(event map[string]any, cfg Config, latest time.Time) (r reading, reason string) {
 	if event["specversion"] == nil {
 		return r, "not_cloudevent"
 	}
@@ -149,9 +152,13 @@ func interpret(event map[string]any, cfg Config) (r reading, reason string) {
 		return r, "missing_field"
 	}
 	amount, isString := data["amount"].(string)
+	if literal, isNumber := data["amount"].(json.Number); isNumber && cfg.AmountAsNumber {
+		amount, isString = literal.String(), true
+	}
 	if !isString {
 		return r, "amount_not_string"
 	}
+	r.literal = amount
 	if r.amount, reason = number(amount); reason != "" {
 		return r, reason
 	}
@@ -172,7 +179,7 @@ func interpret(event map[string]any, cfg Config) (r reading, reason string) {
 	if data["corrects"] != nil {
 		return r, "invalid_field"
 	}
-	if r.at.After(cfg.Now.Add(5 * time.Minute)) {
+	if r.at.After(latest) {
 		return r, "in_future"
 	}
 	return r, ""
@@ -198,6 +205,7 @@ var known = []string{"specversion", "id", "source", "type", "subject", "time", "
 // lint finds what encoding/json lets pass, and what is no JSON at all.
 func lint(value []byte) string {
 	decoder := json.NewDecoder(bytes.NewReader(value))
+	decoder.UseNumber()
 	reason := lintValue(decoder, 1)
 	if reason == "" {
 		if _, err := decoder.Token(); err != io.EOF {

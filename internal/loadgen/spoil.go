@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -12,12 +13,21 @@ import (
 
 // spoiler is what a spoiling may look at.
 type spoiler struct {
-	rng    *rand.Rand
-	now    time.Time
-	newest time.Time // latest time of an event applied in the partition
-	prefix string
-	credit bool   // the event that is spoiled
-	absent string // a currency that the service does not accept
+	rng      *rand.Rand
+	now      time.Time
+	oldest   time.Time // before it an event of the partition is too old; zero: none is yet
+	prefix   string
+	credit   bool   // the event that is spoiled
+	absent   string // a currency that the service does not accept
+	asNumber bool   // an amount may be a JSON number
+}
+
+// spoiler is for a message of h.
+func (g *Generator) spoiler(h *happening) *spoiler {
+	return &spoiler{
+		rng: g.rng, now: g.clock, oldest: g.oldest(h.account.partition), prefix: g.cfg.TypePrefix,
+		credit: h.credit, absent: absentCurrency(g.cfg.Currencies), asNumber: g.cfg.AmountAsNumber,
+	}
 }
 
 // spoiling is one way to make a good message bad.
@@ -144,30 +154,45 @@ var spoilings = []spoiling{
 			"1999-12-31T23:59:59Z", "2101-01-01T00:00:00Z")})
 	}},
 	{reason: "too_old", needsNewer: true, spoil: func(s *spoiler, d *draft) {
-		d.attributes = set(d.attributes, field{name: "time", text: s.newest.Add(-400 * day).Format(time.RFC3339)})
+		t := s.oldest.Add(-time.Microsecond)
+		switch s.rng.IntN(4) {
+		case 0:
+			t = t.Add(-time.Duration(s.rng.Int64N(int64(day))))
+		case 1:
+			t = t.Add(-300 * day)
+		}
+		d.attributes = set(d.attributes, field{name: "time", text: timeText(s.rng, t)})
 	}},
 	{reason: "in_future", spoil: func(s *spoiler, d *draft) {
 		d.attributes = set(d.attributes, field{name: "time", text: s.now.AddDate(10, 0, 0).Format(time.RFC3339)})
 	}},
 	{reason: "amount_not_string", spoil: func(s *spoiler, d *draft) {
-		d.data = set(d.data, field{name: "amount", raw: pick(s.rng, "0", "0.1", "1e3", "true", `["1"]`)})
+		if s.asNumber {
+			d.data = set(d.data, field{name: "amount", raw: pick(s.rng, "true", `["1"]`, `{"value":"1"}`)})
+		} else {
+			d.data = set(d.data, field{name: "amount", raw: pick(s.rng, "0", "0.1", "1e3", "true", `["1"]`)})
+		}
 	}},
 	{reason: "invalid_amount", spoil: func(s *spoiler, d *draft) {
+		if s.asNumber && s.rng.IntN(2) == 0 {
+			d.data = set(d.data, field{name: "amount", raw: pick(s.rng, "1e5", "0E0", "1.5e-3", "-1E+2")})
+			return
+		}
 		d.data = set(d.data, field{name: "amount", text: pick(s.rng,
 			"1e5", "+1", "01", "1.", ".5", " 1", "1 ", "1,5", "1_000", "0x10", "--1", "NaN", "Infinity", "-", "\u0661", "1.5 USD")})
 	}},
 	{reason: "scale_exceeded", spoil: func(s *spoiler, d *draft) {
-		d.data = set(d.data, field{name: "amount", text: s.signed("1." + strings.Repeat(pick(s.rng, "0", "3"), money.Places+1))})
+		d.data = set(d.data, s.amount(s.signed("1."+strings.Repeat(pick(s.rng, "0", "3"), money.Places+1))))
 	}},
 	{reason: "amount_out_of_range", spoil: func(s *spoiler, d *draft) {
-		d.data = set(d.data, field{name: "amount", text: s.signed("1" + strings.Repeat("0", money.MaxIntegerDigits))})
+		d.data = set(d.data, s.amount(s.signed("1"+strings.Repeat("0", money.MaxIntegerDigits))))
 	}},
 	{reason: "wrong_sign", spoil: func(s *spoiler, d *draft) {
 		amount := "-0.000000000001"
 		if s.credit {
 			amount = "1"
 		}
-		d.data = set(d.data, field{name: "amount", text: amount})
+		d.data = set(d.data, s.amount(amount))
 	}},
 	{reason: "unknown_currency", spoil: func(s *spoiler, d *draft) {
 		d.data = set(d.data, field{name: "currency", text: pick(s.rng, s.absent, strings.ToLower(s.absent), "us", "US D", "\u20ac")})
@@ -198,11 +223,18 @@ func (d *draft) intoHeaders() {
 // absentCurrency is a code that is in no list of accepted ones.
 func absentCurrency(accepted []string) string {
 	for n := 0; ; n++ {
-		code := fmt.Sprintf("Q%c%c", 'A'+n/26%26, 'A'+n%26)
-		if !slices.Contains(accepted, code) {
+		if code := "QX" + strconv.Itoa(n); !slices.Contains(accepted, code) {
 			return code
 		}
 	}
+}
+
+// amount is a number as an amount, in any way that such a number may be written.
+func (s *spoiler) amount(number string) field {
+	if s.asNumber && s.rng.IntN(2) == 0 {
+		return field{name: "amount", raw: number}
+	}
+	return field{name: "amount", text: number}
 }
 
 // signed gives a positive number the sign that the event needs, so that it is

@@ -5,44 +5,103 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
+	"sync"
+	"time"
 
 	"billing/internal/checkpoint"
 )
 
 // Check looks at every shard before money is put there, and makes the shards
-// usable. It returns nil; or all refusals, each a *checkpoint.Refusal, joined;
-// or, where a server can't be reached, a plain error: wait and call it again.
-// It changes nothing, unless the operator accepts another server by name: that
-// server is then the recorded one, once no shard refuses any more.
+// usable. It returns nil; or all problems, joined: refusals, each a
+// *checkpoint.Refusal, and servers that can't be reached or say no, each a
+// *checkpoint.ServerError: wait and call it again. It changes nothing, unless
+// the operator accepts another server by name: that server is then the recorded
+// one, once nothing is wrong any more. Of a configuration that is not whole it
+// checks what there is, and makes nothing usable.
 func (s *Sink) Check(ctx context.Context) error {
+	found := make([]seen, len(s.shards))
+	var wg sync.WaitGroup
+	for i, sh := range s.shards {
+		wg.Go(func() { found[i] = sh.check(ctx, len(s.shards)) })
+	}
+	wg.Wait()
 	var problems []error
 	metas := make([]*meta, len(s.shards))
-	here := make([]string, len(s.shards)) // @@server_uuid
-	for i, sh := range s.shards {
-		m, server, err := sh.check(ctx, len(s.shards))
-		if err != nil {
-			problems = append(problems, err)
-			continue
-		}
-		metas[i], here[i] = m, server
+	for i := range found {
+		problems = append(problems, found[i].problems...)
+		metas[i] = found[i].meta
 	}
-	problems = append(problems, oneSet(s.shards, metas)...)
-	if len(problems) > 0 {
+	contradictions := oneSet(s.shards, metas)
+	s.note(found, len(contradictions) == 0)
+	problems = append(problems, contradictions...)
+	places := make(map[string]string)
+	for i, sh := range s.shards {
+		if err := sh.ownPlace(places, found[i].facts.Server, found[i].database); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	if len(problems) > 0 || s.cfg.partial() {
 		return errors.Join(problems...)
 	}
 	for i, sh := range s.shards {
-		if err := sh.recordServer(ctx, metas[i], here[i]); err != nil {
+		if err := sh.recordServer(ctx, metas[i], found[i].facts.Server); err != nil {
 			return err
 		}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.set = metas[0].set
 	for i, sh := range s.shards {
-		sh.known.Store(&known{set: s.set, server: here[i]})
+		sh.known.Store(&known{set: metas[0].set, server: found[i].facts.Server})
 	}
 	return nil
+}
+
+// note keeps what was seen. The set is known as soon as one shard names it and
+// none contradicts.
+func (s *Sink) note(found []seen, oneSet bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.facts = nil
+	for i := range found {
+		if found[i].answered {
+			s.facts = append(s.facts, found[i].facts)
+		}
+		if found[i].meta != nil && oneSet {
+			s.set = found[i].meta.set
+		}
+	}
+}
+
+// Facts are what Check has seen of a shard beside what it refuses.
+type Facts struct {
+	Shard          string
+	Server         string        // @@server_uuid
+	ClockAhead     time.Duration // of the server's clock before ours, at least; negative where ours is ahead
+	MaxConnections int           // that the server takes
+	Connections    int           // that this process may open there
+}
+
+// Facts are those of the shards that the last Check could ask.
+func (s *Sink) Facts() []Facts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.facts)
+}
+
+// seen is what check has found on one shard.
+type seen struct {
+	problems []error
+	meta     *meta // nil where it can't be read, or is not this job's
+	database string
+	answered bool // facts are known
+	facts    Facts
+}
+
+func (f *seen) add(problems ...error) {
+	for _, p := range problems {
+		if p != nil {
+			f.problems = append(f.problems, p)
+		}
+	}
 }
 
 // oneSet holds the shards that are known against each other.
@@ -63,95 +122,135 @@ func oneSet(shards []*shard, metas []*meta) (problems []error) {
 	return problems
 }
 
-// check is Check on one shard; it only looks. here is @@server_uuid: the
-// recorded one, or one that the operator accepts.
-func (s *shard) check(ctx context.Context, count int) (m *meta, here string, err error) {
+// ownPlace refuses a database that is another shard's too. places are those so
+// far.
+func (s *shard) ownPlace(places map[string]string, server, database string) error {
+	if database == "" {
+		return nil // not known
+	}
+	place := server + "/" + database
+	if other, ok := places[place]; ok {
+		return refuse(checkpoint.ReasonShardsChanged, s.name, fmt.Sprintf("it is the same database as shard %s: %s", other, database), "give each shard a database of its own")
+	}
+	places[place] = s.name
+	return nil
+}
+
+// check is Check on one shard; it only looks.
+func (s *shard) check(ctx context.Context, count int) (f seen) {
+	if s.db == nil {
+		return f // its DSN is not known
+	}
 	v, err := s.look(ctx)
 	if err != nil {
-		return nil, "", s.failed(err)
+		f.add(s.failed(err))
+		return f
 	}
 	if err := v.productProblem(s.name); err != nil {
-		return nil, "", err
+		f.add(err)
+		return f
 	}
 	c, err := s.db.Conn(ctx)
 	if err != nil {
-		return nil, "", s.failed(fmt.Errorf("connect: %w", err))
+		f.add(s.failed(fmt.Errorf("connect: %w", err)))
+		return f
 	}
 	defer c.Close()
+	f.add(v.settingsProblems(s.name)...)
+	f.add(v.readOnlyProblem(s.name))
+	if err := s.checkTables(ctx, c, v, count, &f); err != nil {
+		f.add(s.failed(err))
+	}
+	return f
+}
 
-	problems := v.settingsProblems(s.name)
+// checkTables is the part of check that needs the database. It returns an error
+// where the server ends it.
+func (s *shard) checkTables(ctx context.Context, c *sql.Conn, v server, count int, f *seen) error {
+	user, err := s.introduce(ctx, c, v, f)
+	if err != nil {
+		return err
+	}
 	if xids, err := listed(ctx, c); err != nil {
-		problems = append(problems, s.xaProblem(ctx, c, err))
+		f.add(s.xaProblem(err, user))
 	} else {
 		s.formats.warn(s.cfg.Logger, s.name, xids)
 	}
-	readOnly := v.readOnlyProblem(s.name)
-	if readOnly != nil {
-		problems = append(problems, readOnly)
-	}
-	missing, err := s.tablesProblem(ctx, c)
+	there, problems, err := s.listTables(ctx, c)
 	if err != nil {
-		return nil, "", errors.Join(append(problems, err)...)
+		return err
 	}
-	if missing == nil {
-		missing, err = s.schemaProblem(ctx, c)
-		if err != nil {
-			return nil, "", errors.Join(append(problems, err)...)
+	f.add(problems...)
+	lacks, err := missingRights(ctx, c, there)
+	if err != nil {
+		return err
+	}
+	lack := lacks.problem(s.name, f.database, user)
+	f.add(lack)
+	known, err := s.checkSchema(ctx, c, there, lacks, f)
+	if err != nil {
+		return err
+	}
+	if known && lack == nil {
+		for _, statement := range neededStatements {
+			if _, err := c.ExecContext(ctx, statement); err != nil {
+				return err
+			}
 		}
 	}
-	here = v.vars["server_uuid"]
-	if missing != nil {
-		problems = append(problems, missing)
-		// An update and a failover may come together. Tables of another version may
-		// have another billing_meta: what can't be read now is looked at by migrate.
-		if m, ok, err := readMeta(ctx, c); err == nil && ok {
-			problems = append(problems, s.serverProblems(m, here)...)
-		}
-		return nil, "", errors.Join(problems...)
-	}
-	for _, statement := range neededRights {
-		if _, err := c.ExecContext(ctx, statement); err != nil {
-			return nil, "", errors.Join(append(problems, s.failed(err))...)
-		}
+	if !there["billing_meta"] || lacks.lack("SELECT", "billing_meta") {
+		return nil
 	}
 	m, ok, err := readMeta(ctx, c)
 	switch {
+	case err != nil && !known && answer(err) != nil:
+		return nil // tables of another version may have another billing_meta: migrate looks at it
 	case err != nil:
-		return nil, "", errors.Join(append(problems, s.failed(err))...)
+		return err
+	case !ok && known:
+		f.add(s.pending("billing_meta has no row: migrate was broken off"))
+		return nil
 	case !ok:
-		return nil, "", errors.Join(append(problems, s.pending("billing_meta has no row: migrate was broken off"))...)
+		return nil
 	}
-	problems = append(problems, s.metaProblems(m, count)...)
-	problems = append(problems, s.serverProblems(m, here)...)
-	if len(problems) > 0 {
-		return nil, "", errors.Join(problems...)
+	f.add(s.metaProblems(m, count)...)
+	f.add(s.serverProblems(m, f.facts.Server)...)
+	if m.checksum == metaChecksum(m) && m.job == s.cfg.Job {
+		f.meta = m
 	}
-	return m, here, nil
+	return nil
 }
 
-// failed names the shard, and turns a missing right into a refusal.
-func (s *shard) failed(err error) error {
-	for _, number := range []uint16{errCommandDenied, errColumnDenied, errAccessDenied} {
-		if isAnswer(err, number) {
-			r := refuse(checkpoint.ReasonShardUnfit, s.name, "the user lacks a right", "GRANT the rights that the README names")
-			r.Err = err
-			return r
-		}
+// introduce asks for what is no problem by itself. user is the account, as GRANT
+// takes it.
+func (s *shard) introduce(ctx context.Context, c *sql.Conn, v server, f *seen) (user string, err error) {
+	var current, now string
+	f.facts = Facts{Shard: s.name, Server: v.vars["server_uuid"], Connections: s.cfg.Bursts + controlConns}
+	before := time.Now()
+	if err := c.QueryRowContext(ctx, "SELECT DATABASE(), CURRENT_USER(), UTC_TIMESTAMP(6), @@global.max_connections").
+		Scan(&f.database, &current, &now, &f.facts.MaxConnections); err != nil {
+		return "", fmt.Errorf("look at the server: %w", err)
 	}
-	return fmt.Errorf("shard %s: %w", s.name, err)
+	after := time.Now()
+	clock, err := time.Parse("2006-01-02 15:04:05.999999", now)
+	if err != nil {
+		return "", fmt.Errorf("read the server's clock: %w", err)
+	}
+	// It was read some time between our two readings.
+	switch {
+	case clock.Before(before):
+		f.facts.ClockAhead = clock.Sub(before)
+	case clock.After(after):
+		f.facts.ClockAhead = clock.Sub(after)
+	}
+	f.answered = true
+	return grantee(current), nil
 }
 
 // xaProblem explains why XA RECOVER failed.
-func (s *shard) xaProblem(ctx context.Context, c *sql.Conn, err error) error {
+func (s *shard) xaProblem(err error, user string) error {
 	if !isAnswer(err, errXAPrivilege) {
 		return s.failed(err)
-	}
-	user := "the service's user"
-	var current string
-	if c.QueryRowContext(ctx, "SELECT CURRENT_USER()").Scan(&current) == nil {
-		if at := strings.LastIndexByte(current, '@'); at >= 0 {
-			user = "'" + current[:at] + "'@'" + current[at+1:] + "'"
-		}
 	}
 	r := refuse(checkpoint.ReasonShardUnfit, s.name, "the user can't see prepared XA transactions", "GRANT XA_RECOVER_ADMIN ON *.* TO "+user)
 	r.Err = err
@@ -160,6 +259,11 @@ func (s *shard) xaProblem(ctx context.Context, c *sql.Conn, err error) error {
 
 func (s *shard) pending(wrong string) error {
 	return refuse(checkpoint.ReasonMigrationsPending, s.name, wrong, "stop all instances, and run: billing migrate")
+}
+
+// neverMigrated is pending before the first migrate.
+func (s *shard) neverMigrated() error {
+	return refuse(checkpoint.ReasonMigrationsPending, s.name, "none of the tables is there: before a job's first start that is as it should be", "run: billing migrate")
 }
 
 // meta is the row of billing_meta: whose tables these are.
@@ -196,7 +300,7 @@ func (s *shard) metaProblems(m *meta, count int) (problems []error) {
 		return []error{refuse(checkpoint.ReasonShardsChanged, s.name,
 			"the row of billing_meta does not have the checksum of its columns: it was changed by hand", "restore the row from a copy of it; see the runbook")}
 	}
-	if m.job != s.cfg.Job {
+	if m.job != s.cfg.Job && !s.cfg.JobUnknown {
 		problems = append(problems, refuse(checkpoint.ReasonShardsChanged, s.name,
 			fmt.Sprintf("its tables belong to job %s, this is job %s", m.job, s.cfg.Job), "give each job databases of its own"))
 	}

@@ -70,6 +70,7 @@ type migrator struct {
 type migrating struct {
 	*shard
 	c    *sql.Conn
+	user string            // the account, as GRANT takes it
 	here string            // @@server_uuid, of c
 	meta *meta             // nil before the first time
 	done map[int]migration // by version
@@ -118,15 +119,14 @@ func (m *migrator) connectTo(ctx context.Context, s *shard, places map[string]st
 	if _, err := c.ExecContext(ctx, "SET SESSION wait_timeout = 86400"); err != nil {
 		return s.failed(err)
 	}
-	var database string
-	if err := c.QueryRowContext(ctx, "SELECT DATABASE(), @@server_uuid").Scan(&database, &sh.here); err != nil {
+	var database, current string
+	if err := c.QueryRowContext(ctx, "SELECT DATABASE(), @@server_uuid, CURRENT_USER()").Scan(&database, &sh.here, &current); err != nil {
 		return s.failed(err)
 	}
-	place := sh.here + "/" + database
-	if other, ok := places[place]; ok {
-		return refuse(checkpoint.ReasonShardsChanged, s.name, fmt.Sprintf("it is the same database as shard %s: %s", other, database), "give each shard a database of its own")
+	sh.user = grantee(current)
+	if err := s.ownPlace(places, sh.here, database); err != nil {
+		return err
 	}
-	places[place] = s.name
 	name := sha256.Sum256([]byte(database))
 	var got sql.NullInt64
 	if err := c.QueryRowContext(ctx, "SELECT GET_LOCK("+hexLiteral("billing-migrate:"+hex.EncodeToString(name[:16]))+", "+strconv.Itoa(int(lockPatience/time.Second))+")").Scan(&got); err != nil {
@@ -234,7 +234,7 @@ func (m *migrator) noBranches(ctx context.Context) error {
 		}
 		xids, err := listed(ctx, sh.c)
 		if err != nil {
-			problems = append(problems, sh.xaProblem(ctx, sh.c, err))
+			problems = append(problems, sh.xaProblem(err, sh.user))
 			continue
 		}
 		var ours []string
@@ -246,7 +246,7 @@ func (m *migrator) noBranches(ctx context.Context) error {
 		if len(ours) > 0 {
 			problems = append(problems, refuse(ReasonBranchesPrepared, sh.name,
 				fmt.Sprintf("%d branches of job %s are prepared: %s", len(ours), m.sink.cfg.Job, strings.Join(ours, ", ")),
-				"start the service with the version before, which ends them, and stop it in good order"))
+				"with the version before, and no instance running: billing xa resolve; or start the service with it, which ends them, and stop it in good order"))
 		}
 	}
 	return errors.Join(problems...)
@@ -262,7 +262,7 @@ func (m *migrator) knownSchema(ctx context.Context) error {
 			return sh.failed(err)
 		}
 		sh.done = done
-		problems = append(problems, sh.strangeMigrations(m.all, done))
+		problems = append(problems, sh.strangeMigrations(m.all, done)...)
 	}
 	return errors.Join(problems...)
 }

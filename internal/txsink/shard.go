@@ -51,8 +51,8 @@ func newShard(number int, name string, driverConfig *mysql.Config, cfg *Config) 
 // Name is the shard's name in the configuration.
 func (s *shard) Name() string { return s.name }
 
-// errNotChecked is a bug of the caller.
-var errNotChecked = errors.New("the shard is used before the start-up check has passed")
+// ErrNotChecked says that Check has not passed.
+var ErrNotChecked = errors.New("the shard is used before the start-up check has passed")
 
 // conn is a connection of its own, checked when it was taken to be one of the
 // recorded, writable server. XA runs on nothing else: a pooled connection with
@@ -87,7 +87,7 @@ const firstLook = 5 * time.Second
 func (s *shard) take(ctx context.Context) (*conn, error) {
 	k := s.known.Load()
 	if k == nil {
-		return nil, errNotChecked
+		return nil, ErrNotChecked
 	}
 	for try := 0; ; try++ {
 		c, why, err := s.checked(ctx, k, try == 0)

@@ -9,7 +9,8 @@
 //   - refused.go: rows that MySQL refuses: which record, and what is there already
 //   - leftovers.go: what older sessions left: connections, prepared branches
 //   - look.go: a shard as it is, for who only looks
-//   - check.go, fit.go, tables.go: what a shard must be before money is put there
+//   - check.go, fit.go, tables.go, rights.go: what a shard must be before money is put there
+//   - away.go: what to do about a shard that can't be reached or says no
 //   - migrate.go: how the tables come to be
 //
 // No password is ever logged or part of an error.
@@ -21,6 +22,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,6 +39,10 @@ import (
 type Config struct {
 	Job    string // as in the configuration: part of every branch's name
 	Shards []ShardConfig
+
+	// JobUnknown says that the job's name can't be used: Check then doesn't hold the
+	// tables against it.
+	JobUnknown bool
 
 	// LedgerEnabled writes billing_ledger. It is noted with every epoch.
 	LedgerEnabled bool
@@ -76,6 +82,16 @@ type Config struct {
 type ShardConfig struct {
 	Name string // for people and for Accept; the order counts, not the name
 	DSN  string // in the driver's form; what the service needs is added to it
+
+	// Unknown says that the DSN can't be used: the shard has its place among the
+	// others, and Check asks only those.
+	Unknown bool
+}
+
+// partial reports whether something of the configuration is missing, so that the
+// shards can be checked and not used.
+func (cfg *Config) partial() bool {
+	return cfg.JobUnknown || slices.ContainsFunc(cfg.Shards, func(s ShardConfig) bool { return s.Unknown })
 }
 
 // Sink is the set of shards. It is safe for concurrent use.
@@ -83,8 +99,9 @@ type Sink struct {
 	cfg    Config
 	shards []*shard
 
-	mu  sync.Mutex
-	set checkpoint.UUID // random id of the set; zero before Check has passed
+	mu    sync.Mutex
+	set   checkpoint.UUID // random id of the set; zero before Check has found it
+	facts []Facts         // of the last Check
 }
 
 // Open makes the pools, without network. Its errors name the shard and are the
@@ -97,6 +114,12 @@ func Open(cfg Config) (*Sink, error) {
 	s := &Sink{cfg: cfg}
 	var errs []error
 	for i, sc := range cfg.Shards {
+		if sc.Unknown {
+			sh := &shard{number: i, name: sc.Name, cfg: &s.cfg}
+			sh.listing = newListing(sh.askListed)
+			s.shards = append(s.shards, sh)
+			continue
+		}
 		driverConfig, err := connection(sc.DSN, &cfg)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("shard %s: %w", sc.Name, err))
@@ -136,7 +159,7 @@ func (cfg Config) withDefaults() Config {
 
 func (cfg *Config) validate() error {
 	var errs []error
-	if cfg.Job == "" {
+	if cfg.Job == "" && !cfg.JobUnknown {
 		errs = append(errs, errors.New("no job"))
 	}
 	if len(cfg.Shards) == 0 {
@@ -227,6 +250,9 @@ func (s *Sink) Reader(ctx context.Context, shard int) (*sql.Conn, error) {
 func (s *Sink) Close() error {
 	var errs []error
 	for _, sh := range s.shards {
+		if sh.db == nil {
+			continue // its DSN is not known
+		}
 		if err := sh.db.Close(); err != nil {
 			errs = append(errs, fmt.Errorf("shard %s: close: %w", sh.name, err))
 		}

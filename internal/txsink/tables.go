@@ -5,24 +5,13 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 
 	"billing/internal/checkpoint"
 	"billing/migrations"
 )
-
-// neededRights are refused, like the statements they explain, to a user who may
-// not do them. The first epoch would be too late to find out.
-var neededRights = []string{
-	"EXPLAIN UPDATE billing_lane SET seq = seq WHERE FALSE",
-	"EXPLAIN UPDATE billing_total SET entry_count = entry_count WHERE FALSE",
-	"EXPLAIN INSERT INTO billing_lane SELECT * FROM billing_lane WHERE FALSE",
-	"EXPLAIN INSERT INTO billing_epoch SELECT * FROM billing_epoch WHERE FALSE",
-	"EXPLAIN INSERT INTO billing_epoch_sum SELECT * FROM billing_epoch_sum WHERE FALSE",
-	"EXPLAIN INSERT INTO billing_total SELECT * FROM billing_total WHERE FALSE",
-	"EXPLAIN INSERT INTO billing_ledger SELECT * FROM billing_ledger WHERE FALSE",
-	"EXPLAIN INSERT INTO billing_rejects SELECT * FROM billing_rejects WHERE FALSE",
-}
 
 // uniqueKeys are the nets of the tables: what must never be there twice. Their
 // columns, by table.
@@ -35,53 +24,40 @@ var uniqueKeys = map[string][]string{
 	"billing_rejects":   {"kafka_topic, kafka_partition, kafka_offset"},
 }
 
-// tablesProblem is about tables that are missing or have another engine; err
-// when that can't be found out.
-func (s *shard) tablesProblem(ctx context.Context, c *sql.Conn) (problem, err error) {
+// listTables says which tables and views are there, and what is wrong with them
+// as they are.
+func (s *shard) listTables(ctx context.Context, c *sql.Conn) (there map[string]bool, problems []error, err error) {
 	rows, err := c.QueryContext(ctx, "SELECT table_name, COALESCE(engine, table_type) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 'billing\\_%'")
 	if err != nil {
-		return nil, s.failed(fmt.Errorf("list the tables: %w", err))
+		return nil, nil, fmt.Errorf("list the tables: %w", err)
 	}
 	defer rows.Close()
 	engines := make(map[string]string)
+	there = make(map[string]bool)
 	for rows.Next() {
 		var name, engine string
 		if err := rows.Scan(&name, &engine); err != nil {
-			return nil, s.failed(fmt.Errorf("list the tables: %w", err))
+			return nil, nil, fmt.Errorf("list the tables: %w", err)
 		}
-		engines[name] = engine
+		engines[name], there[name] = engine, true
 	}
 	if err := rows.Err(); err != nil {
-		return nil, s.failed(fmt.Errorf("list the tables: %w", err))
+		return nil, nil, fmt.Errorf("list the tables: %w", err)
 	}
-	var missing []string
-	var problems []error
 	for _, name := range migrations.Tables {
-		switch engine, ok := engines[name]; {
-		case !ok:
-			missing = append(missing, name)
-		case !strings.EqualFold(engine, "InnoDB"):
+		if engine, ok := engines[name]; ok && !strings.EqualFold(engine, "InnoDB") {
 			problems = append(problems, refuse(checkpoint.ReasonShardUnfit, s.name,
 				fmt.Sprintf("table %s is %s, which knows no transactions", name, engine), "ALTER TABLE "+name+" ENGINE = InnoDB"))
 		}
 	}
-	for _, name := range migrations.Views {
-		if _, ok := engines[name]; !ok {
-			missing = append(missing, name)
-		}
-	}
-	if len(missing) > 0 {
-		problems = append(problems, s.pending("missing: "+strings.Join(missing, ", ")))
-		return errors.Join(problems...), nil
-	}
-	keys, err := s.keysProblems(ctx, c)
+	keys, err := s.keysProblems(ctx, c, there)
 	if err != nil {
-		return nil, s.failed(fmt.Errorf("list the unique keys: %w", err))
+		return nil, nil, fmt.Errorf("list the unique keys: %w", err)
 	}
-	return errors.Join(append(problems, keys...)...), nil
+	return there, append(problems, keys...), nil
 }
 
-func (s *shard) keysProblems(ctx context.Context, c *sql.Conn) (problems []error, err error) {
+func (s *shard) keysProblems(ctx context.Context, c *sql.Conn, tables map[string]bool) (problems []error, err error) {
 	rows, err := c.QueryContext(ctx, "SELECT table_name, GROUP_CONCAT(column_name ORDER BY seq_in_index SEPARATOR ', ') FROM information_schema.statistics"+
 		" WHERE table_schema = DATABASE() AND table_name LIKE 'billing\\_%' AND non_unique = 0 GROUP BY table_name, index_name")
 	if err != nil {
@@ -101,7 +77,7 @@ func (s *shard) keysProblems(ctx context.Context, c *sql.Conn) (problems []error
 	}
 	for _, table := range migrations.Tables {
 		for _, columns := range uniqueKeys[table] {
-			if !there[table+": "+columns] {
+			if tables[table] && !there[table+": "+columns] {
 				problems = append(problems, refuse(checkpoint.ReasonShardUnfit, s.name,
 					fmt.Sprintf("table %s has no unique key on (%s)", table, columns), "ALTER TABLE "+table+" ADD UNIQUE KEY ("+columns+")"))
 			}
@@ -110,46 +86,67 @@ func (s *shard) keysProblems(ctx context.Context, c *sql.Conn) (problems []error
 	return problems, nil
 }
 
-// schemaProblem compares the migrations that are done with those of this build.
-func (s *shard) schemaProblem(ctx context.Context, c *sql.Conn) (problem, err error) {
-	done, err := readSchema(ctx, c)
-	if err != nil {
-		return nil, s.failed(err)
-	}
-	all, err := migrations.All()
-	if err != nil {
-		return nil, err
-	}
-	if problem := s.strangeMigrations(all, done); problem != nil {
-		return problem, nil
-	}
-	var todo []string
-	for _, m := range all {
-		if _, ok := done[m.Version]; !ok {
-			todo = append(todo, m.Name)
+// checkSchema compares the tables and the migrations that are done with those of
+// this build. known says that they are the same.
+func (s *shard) checkSchema(ctx context.Context, c *sql.Conn, there map[string]bool, lacks *rights, f *seen) (known bool, err error) {
+	var missing []string
+	for _, name := range slices.Concat(migrations.Tables, migrations.Views) {
+		if !there[name] && !lacks.hides(name) {
+			missing = append(missing, name)
 		}
 	}
-	if len(todo) > 0 {
-		return s.pending("not done yet: " + strings.Join(todo, ", ")), nil
+	if len(there) == 0 && len(missing) == len(migrations.Tables)+len(migrations.Views) {
+		f.add(s.neverMigrated())
+		return false, nil
 	}
-	return nil, nil
+	var pending []string
+	if len(missing) > 0 {
+		pending = append(pending, "missing: "+strings.Join(missing, ", "))
+	}
+	if there["billing_schema"] && !lacks.lack("SELECT", "billing_schema") {
+		done, err := readSchema(ctx, c)
+		if err != nil {
+			return false, err
+		}
+		all, err := migrations.All()
+		if err != nil {
+			return false, err
+		}
+		strange := s.strangeMigrations(all, done)
+		f.add(strange...)
+		var todo []string
+		for _, m := range all {
+			if _, ok := done[m.Version]; !ok {
+				todo = append(todo, m.Name)
+			}
+		}
+		if len(todo) > 0 {
+			pending = append(pending, "not done yet: "+strings.Join(todo, ", "))
+		}
+		known = len(strange) == 0
+	}
+	if len(pending) > 0 {
+		f.add(s.pending(strings.Join(pending, "; ")))
+		known = false
+	}
+	return known, nil
 }
 
-// strangeMigrations is about migrations that this build does not know as they
+// strangeMigrations are about migrations that this build does not know as they
 // were done.
-func (s *shard) strangeMigrations(all []migrations.Migration, done map[int]migration) error {
-	for version, m := range done {
+func (s *shard) strangeMigrations(all []migrations.Migration, done map[int]migration) (problems []error) {
+	for _, version := range slices.Sorted(maps.Keys(done)) {
+		m := done[version]
 		if version < 1 || version > len(all) {
-			return refuse(checkpoint.ReasonMigrationsPending, s.name,
-				fmt.Sprintf("migration %s was done, which this build does not know: a newer build was here", m.name), "run a build that is not older than the tables")
-		}
-		if known := all[version-1]; m.name != known.Name || m.checksum != known.Checksum {
-			return refuse(checkpoint.ReasonMigrationsPending, s.name,
+			problems = append(problems, refuse(checkpoint.ReasonMigrationsPending, s.name,
+				fmt.Sprintf("migration %s was done, which this build does not know: a newer build was here", m.name), "run a build that is not older than the tables"))
+		} else if known := all[version-1]; m.name != known.Name || m.checksum != known.Checksum {
+			problems = append(problems, refuse(checkpoint.ReasonMigrationsPending, s.name,
 				fmt.Sprintf("migration %d was done as %s with checksum %x, this build has %s with %x", version, m.name, m.checksum[:4], known.Name, known.Checksum[:4]),
-				"run the build that made the tables, or repair billing_schema if it was changed by hand")
+				"run the build that made the tables, or repair billing_schema if it was changed by hand"))
 		}
 	}
-	return nil
+	return problems
 }
 
 // migration is a row of billing_schema.

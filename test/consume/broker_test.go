@@ -1,6 +1,7 @@
 package consume
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -152,4 +153,36 @@ func TestRaceWhileTheBrokerSuffers(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Nothing of a load is lost, doubled or out of order by what happens to a broker
+// meanwhile.
+func TestLoadWhileTheBrokerSuffers(t *testing.T) {
+	kafka.LogsOnFailure(t)
+	r := consumetest.NewRig(t, brokers(), 2)
+	// A slow machine's broker takes its time to start.
+	l, err := r.Open(t, func(c *consume.Config) { c.WriteTimeout = 5 * time.Minute }).OpenLoad(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close(t.Context())
+	var want []string
+	for i, step := range []func(context.Context) error{kafka.Pause, kafka.Unpause, kafka.Kill, kafka.Start, kafka.Stop, kafka.Start} {
+		done := make(chan error, 1)
+		go func() { done <- step(t.Context()) }()
+		for n := range 6_000 { // those of a step and the next one may be unacknowledged
+			m := consume.Message{Partition: int32(n % 2), Value: fmt.Appendf(nil, "step %d message %d", i, n)}
+			want = append(want, consumetest.Line(&m))
+			if err := l.Write(t.Context(), &m); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := <-done; err != nil {
+			t.Fatalf("step %d: %v", i, err)
+		}
+	}
+	if err := l.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	consumetest.SameInOrder(t, r.ReadInput(t, 2, kgo.ReadUncommitted()), want)
 }

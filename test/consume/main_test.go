@@ -60,4 +60,6 @@ func TestLook(t *testing.T) { consumetest.Look(t, brokers()) }
 
 func TestFaults(t *testing.T) { consumetest.Faults(t, brokers()) }
 
+func TestLoad(t *testing.T) { consumetest.Load(t, brokers()) }
+
 func TestRace(t *testing.T) { consumetest.Race(t, brokers(), nil) }

@@ -103,6 +103,8 @@ func TestManyOwnersAtRandom(t *testing.T) {
 	loads.Go(func() { m.load.run(ctx) })
 	watching, unwatch := context.WithCancel(t.Context())
 	watches.Go(func() { m.watcher.run(watching) })
+	answers := map[int]int{} // answers of billing verify, by exit code
+	watches.Go(func() { m.verifyAlways(watching, func(v *verified) { answers[v.code]++ }) })
 	t.Cleanup(func() { stop(); unwatch(); loads.Wait(); watches.Wait() })
 	servers.Eventually(t, goesOnIn, func() error {
 		if sent := m.load.sentSoFar(); slices.Contains(sent, 0) {
@@ -138,6 +140,7 @@ func TestManyOwnersAtRandom(t *testing.T) {
 	}
 	unwatch()
 	watches.Wait()
+	m.say("billing verify has answered, by exit code: %v", answers)
 	m.report()
 	m.check()
 }
@@ -380,6 +383,9 @@ func (m *many) report() {
 func (m *many) check() {
 	m.t.Helper()
 	m.exact()
+	if v := m.mustVerify(m.t, 0); len(v.InDoubt) > 0 || !v.DecisionsCompared {
+		m.t.Errorf("billing verify at the end: %s", v)
+	}
 	for p := range m.partitions {
 		m.compareCounts(m.t, p, m.load.counts[p])
 		d := m.decided(p)

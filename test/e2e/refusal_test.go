@@ -414,6 +414,8 @@ func TestRefusalsOfAServer(t *testing.T) {
 	}
 	w.mustRefuse(t, "server-changed", "s0: the server is ", "the recorded one is ", "--accept server-changed:s0")
 	w.mustNotAccept(t, "server-changed", "s1") // there is no such shard
+	check := w.connect(t, 3)                   // which records nothing
+	check.mustHave(t, "shards[0].dsn refusal server-changed s0")
 	s = w.commandEnv(nil, "run", "--accept", "server-changed:s0")
 	w.charge(0, 10)
 	w.waitAccounted()

@@ -1,86 +1,124 @@
 package txsink_test
 
 import (
-	"context"
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
+	"time"
 
 	"billing/internal/checkpoint"
 	"billing/internal/txsink"
 )
 
-// TestLook: what a shard shows to who only looks, before and after it has
-// anything, and on a server that Check refuses.
+// TestLook: a prepared branch is seen with the rows that it has written, although
+// nobody has committed them and it holds their locks; without Check, and without
+// a change.
 func TestLook(t *testing.T) {
-	m, cfg := alone(t)
-	s, err := txsink.Open(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = s.Close() })
-	look := func(topic string) txsink.View {
-		t.Helper()
-		v, err := s.Look(t.Context(), 0, topic)
+	s, cfg := fresh(t)
+	quiet, busy, first := newLane(t, s, cfg, 1), newLane(t, s, cfg, 2), newLane(t, s, cfg, 3)
+	quiet.book(small(quiet, "q", 0), 2)
+	busy.book(small(busy, "b", 0), 2)
+	before := time.Now()
+	for _, err := range []error{busy.prepare(small(busy, "c", 2), 5), first.prepare(small(first, "f", 0), 7)} {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return v
 	}
-	if v := look("usage.events"); v.Migrated || len(v.Lanes) > 0 || v.Server == "" {
-		t.Errorf("before migrate: %+v", v)
-	}
+	after := time.Now()
+	defer func() {
+		for _, sh := range s.Shards() {
+			for _, g := range []checkpoint.GTRID{busy.gtrid(1, 2), first.gtrid(1, 1)} {
+				if err := sh.Rollback(t.Context(), g); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}()
 
-	migrate(t, cfg)
-	if err := s.Check(t.Context()); err != nil {
+	unchecked, err := txsink.Open(cfg)
+	if err != nil {
 		t.Fatal(err)
 	}
-	for _, l := range []*lane{newLane(t, s, cfg, 0), newLane(t, s, cfg, 7)} {
-		for range l.id.Partition + 1 {
-			e := l.epoch()
-			e.Apply(charge(fmt.Sprint(l.next), "acme", "1"), l.next)
-			l.book(e, 5)
+	t.Cleanup(func() { _ = unchecked.Close() })
+	for i := range cfg.Shards {
+		for range 2 { // a second time on the same connection
+			look, err := unchecked.Look(t.Context(), i)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if look.Set != s.SetID() || look.Server == "" || len(look.Problems) != 0 {
+				t.Errorf("shard %d: set %s, server %q, problems %v", i, look.Set, look.Server, look.Problems)
+			}
+			if want := map[checkpoint.Lane]checkpoint.LaneRow{quiet.id: {Incarnation: 1, Seq: 1, Next: 2}, busy.id: {Incarnation: 1, Seq: 1, Next: 2}}; !maps.Equal(look.Lanes, want) {
+				t.Errorf("shard %d: lanes %v, want %v", i, look.Lanes, want)
+			}
+			var lanes []string
+			for _, e := range look.Newest {
+				lanes = append(lanes, fmt.Sprintf("%s %s [%d,%d) %d", e.Lane, e.GTRID[40:], e.From, e.Next, e.Records))
+				if e.PreparedAt.Before(before.Add(-time.Minute)) || e.PreparedAt.After(after.Add(time.Second)) {
+					t.Errorf("shard %d: %s was prepared at %s", i, e.Lane, e.PreparedAt)
+				}
+			}
+			want := fmt.Sprintf("usage.events/1 %s [0,2) 2; usage.events/2 %s [2,7) 2; usage.events/3 %s [0,7) 2", quiet.gtrid(1, 1)[40:], busy.gtrid(1, 2)[40:], first.gtrid(1, 1)[40:])
+			if got := strings.Join(lanes, "; "); got != want {
+				t.Errorf("shard %d: newest epochs %s, want %s", i, got, want)
+			}
+			ours := 0
+			for _, x := range look.XIDs {
+				if strings.HasPrefix(x.GTRID, checkpoint.OwnerPrefix(cfg.Job, s.SetID())) && x.OnShard(i) {
+					ours++
+				}
+			}
+			if ours != 2 {
+				t.Errorf("shard %d: %d branches of ours are listed, want 2: %v", i, ours, look.XIDs)
+			}
+			if row, ok, err := s.Shards()[i].LaneRow(t.Context(), first.id); ok || err != nil {
+				t.Errorf("shard %d: the lane's row is committed: %+v, %v", i, row, err)
+			}
 		}
 	}
-	l := newLane(t, s, cfg, 0)
-	l.incarnation, l.seq, l.next, l.digests[0] = 2, 1, 5, make([]byte, 32)
-	if err := l.prepare(l.epoch(), 5); err != nil {
-		t.Fatal(err)
-	}
-	v := look("usage.events")
-	want := map[int32]checkpoint.LaneRow{0: {Incarnation: 1, Seq: 1, Next: 5}, 7: {Incarnation: 1, Seq: 8, Next: 40}}
-	if !v.Migrated || v.Job != cfg.Job || v.Set != s.SetID() || v.Number != 0 || v.Count != 1 || !maps.Equal(v.Lanes, want) {
-		t.Errorf("%+v, want the lanes %v", v, want)
-	}
-	if len(v.Prepared) != 1 || checkpoint.GTRID(v.Prepared[0].GTRID) != l.gtrid(2, 2) || !v.Prepared[0].OnShard(0) {
-		t.Errorf("prepared: %+v", v.Prepared)
-	}
-	if v := look("other.events"); len(v.Lanes) > 0 {
-		t.Errorf("another topic's lanes: %v", v.Lanes)
-	}
+}
 
-	if _, err := m.Root().ExecContext(t.Context(), "SET GLOBAL super_read_only = ON"); err != nil {
+// TestLookSaysWhatIsNotAsRecorded: what a start would refuse does not keep an
+// operator from looking, unless nothing can be seen.
+func TestLookSaysWhatIsNotAsRecorded(t *testing.T) {
+	m, cfg := alone(t)
+	look := func() (txsink.Look, error) {
+		t.Helper()
+		s, err := txsink.Open(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		return s.Look(t.Context(), 0)
+	}
+	problem := func(reason string, words ...string) {
+		t.Helper()
+		l, err := look()
+		if err != nil || len(l.Problems) != 1 {
+			t.Fatalf("%v, %v", l.Problems, err)
+		}
+		wantRefusal(t, l.Problems[0], reason, "only", words...)
+	}
+	problem(checkpoint.ReasonMigrationsPending, "billing_meta", "billing migrate")
+	migrate(t, cfg)
+	if l, err := look(); err != nil || len(l.Problems) != 0 || l.Set.IsZero() {
+		t.Errorf("%+v, %v", l, err)
+	}
+	job := cfg.Job
+	cfg.Job = "another"
+	problem(checkpoint.ReasonShardsChanged, "belong to job "+job)
+	cfg.Job = job
+	if err := m.Reidentify(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if v := look("usage.events"); len(v.Lanes) != 2 {
-		t.Errorf("read-only: %+v", v)
-	}
-	if err := s.Shards()[0].Rollback(t.Context(), l.gtrid(2, 2)); err == nil {
-		t.Error("rolled back on a read-only server")
-	}
-	if _, err := m.Root().ExecContext(t.Context(), "SET GLOBAL super_read_only = OFF"); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := m.Root().ExecContext(t.Context(), "SET GLOBAL read_only = OFF"); err != nil {
-		t.Fatal(err)
-	}
-	if err := s.Shards()[0].Rollback(t.Context(), l.gtrid(2, 2)); err != nil {
-		t.Error(err)
-	}
+	problem(checkpoint.ReasonServerChanged, "the recorded one is")
 
-	gone, cancel := context.WithCancel(t.Context())
-	cancel()
-	if _, err := s.Look(gone, 0, "usage.events"); err == nil || checkpoint.AsRefusal(err) != nil {
-		t.Errorf("no time: %v", err)
+	user := strings.Split(cfg.Shards[0].DSN, ":")[0]
+	if _, err := m.Root().ExecContext(t.Context(), "REVOKE XA_RECOVER_ADMIN ON *.* FROM '"+user+"'@'%'"); err != nil {
+		t.Fatal(err)
 	}
+	_, err := look()
+	wantRefusal(t, err, checkpoint.ReasonShardUnfit, "only", "GRANT XA_RECOVER_ADMIN ON *.* TO '"+user+"'@'%'")
 }

@@ -30,8 +30,9 @@ type Config struct {
 	Log        Log        `mapstructure:"log"`
 	FirstStart bool       `mapstructure:"first_start"` // a lane may start where Kafka and MySQL both know nothing of it
 
-	sources map[string]source
-	from    string // the file, "" without one
+	sources  map[string]source
+	from     string    // the file, "" without one
+	problems []Problem // see Usable
 }
 
 // Kafka says where the messages come from.

@@ -26,7 +26,9 @@ const (
 // Load reads the configuration: the file (path; where that is "", the one that
 // BILLING_CONFIG names, or config.yaml if there is one), the environment over
 // it, and the files that hold DSNs. It fails with an *Error that holds all
-// problems. What is only strange goes to warn, a line each.
+// problems; the configuration beside it, nil where nothing could be read, is for
+// Usable and what that says can be used. What is only strange goes to warn, a
+// line each.
 //
 // checkDSN says whether the database's driver can use a DSN, without a network;
 // its errors must not hold a part of the DSN. nil checks the form only.
@@ -34,9 +36,24 @@ func Load(path string, warn io.Writer, checkDSN func(dsn string) error) (*Config
 	c, problems := load(path, warn, checkDSN)
 	if len(problems) > 0 {
 		sortProblems(problems)
-		return nil, &Error{Problems: problems}
+		if c != nil {
+			c.problems = problems
+		}
+		return c, &Error{Problems: problems}
 	}
 	return c, nil
+}
+
+// Usable reports whether the value at a path has no problem, nor what it is made
+// of or a part of.
+func (c *Config) Usable(path string) bool {
+	return !slices.ContainsFunc(c.problems, func(p Problem) bool { return under(p.Path, path) || under(path, p.Path) })
+}
+
+// Problem is one that was found elsewhere with the value at a path, with the
+// place where that was given.
+func (c *Config) Problem(path, message string) Problem {
+	return place(c.sources, c.from, path).problem(path, "%s", message)
 }
 
 // LoadListen reads admin.listen only, for a probe of the running service: a

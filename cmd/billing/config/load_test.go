@@ -283,3 +283,40 @@ func TestLoadListen(t *testing.T) {
 		t.Errorf("got %q for a wrong address", got)
 	}
 }
+
+// TestUsablePartBesideProblems: a problem spoils its own key and what that is made
+// of or a part of, and a place is known for every key.
+func TestUsablePartBesideProblems(t *testing.T) {
+	text := strings.NewReplacer("topic: events", "topic: 'my events'", "name: b", "name: 'b b'", "[kafka-1:9092,", "[kafka-1,").Replace(good) + "dedup: {lateness: long}\ntopik: x\n"
+	inFile(t, strings.Replace(text, "app:s3cr3tPw@tcp(db-a:3306)/billing", "app:s3cr3tPw@tcp(db-a:3306)", 1))
+	t.Setenv("BILLING_JOB", "j")
+	c, err := Load("", io.Discard, nil)
+	var wrong *Error
+	if !errors.As(err, &wrong) || len(wrong.Problems) != 6 || c == nil {
+		t.Fatalf("%v, %v", c, err)
+	}
+	for path, want := range map[string]bool{
+		"job": true, "kafka.topic": false, "kafka": false, "kafka.session_timeout": true, "kafka.brokers[0]": false, "kafka.brokers[1]": true, "kafka.brokers": false,
+		"shards[0].dsn": false, "shards[0]": false, "shards[0].name": true, "shards[1].dsn": true, "shards[1].name": false, "shards": false,
+		"dedup.lateness": false, "dedup.skew": true, "message.type_prefix": true,
+	} {
+		if got := c.Usable(path); got != want {
+			t.Errorf("%s: usable %t, want %t", path, got, want)
+		}
+	}
+	if c.Job != "j" || c.Shards[1].DSN.Reveal() != "app:s3cr3tPw@tcp(db-b:3306)/billing" || c.Kafka.Brokers[1] != "kafka-2:9092" {
+		t.Errorf("the usable part is not there: %+v", c)
+	}
+	for path, want := range map[string]string{
+		"shards[1].dsn": "config.yaml:9: shards[1].dsn: x 100%", "shards[1].dsn_file": "config.yaml:8: shards[1].dsn_file: x 100%", "job": "BILLING_JOB: job: x 100%",
+		"aggregate.window": "config.yaml: aggregate.window: x 100%", "kafka.brokers[1]": "config.yaml:3: kafka.brokers[1]: x 100%",
+	} {
+		if got := c.Problem(path, "x 100%").String(); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	inFile(t, "job: [")
+	if c, err := Load("", io.Discard, nil); c != nil || !errors.As(err, &wrong) {
+		t.Errorf("nothing could be read: %v, %v", c, err)
+	}
+}

@@ -40,15 +40,20 @@ func (p Problem) String() string {
 type Error struct{ Problems []Problem }
 
 func (e *Error) Error() string {
+	lines := make([]string, len(e.Problems))
+	for i, p := range e.Problems {
+		lines[i] = p.String()
+	}
+	return Summary(lines)
+}
+
+// Summary is the text of problems, one a line.
+func Summary(problems []string) string {
 	n := "1 problem"
-	if len(e.Problems) != 1 {
-		n = fmt.Sprintf("%d problems", len(e.Problems))
+	if len(problems) != 1 {
+		n = fmt.Sprintf("%d problems", len(problems))
 	}
-	lines := []string{"configuration: " + n + ":"}
-	for _, p := range e.Problems {
-		lines = append(lines, "  "+p.String())
-	}
-	return strings.Join(lines, "\n")
+	return "configuration: " + n + ":\n  " + strings.Join(problems, "\n  ")
 }
 
 func sortProblems(ps []Problem) {
@@ -86,6 +91,21 @@ func (s source) String() string {
 		return fmt.Sprintf("%s:%d", s.file, s.line)
 	}
 	return "default"
+}
+
+// place is where the value at a path was given, or what it is a part of where it
+// was not given itself.
+func place(sources map[string]source, file, path string) source {
+	for p := path; p != ""; p = parent(p) {
+		if s, ok := sources[p]; ok {
+			return s
+		}
+	}
+	return source{file: file}
+}
+
+func parent(path string) string {
+	return path[:max(0, strings.LastIndexAny(path, ".["))]
 }
 
 func (s source) problem(path, format string, args ...any) Problem {

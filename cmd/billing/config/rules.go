@@ -47,18 +47,7 @@ func (k *check) oneOf(path, value string, known ...string) {
 // fail reports a problem at the path, or at what it is a part of where it was
 // not given itself.
 func (k *check) fail(path, format string, args ...any) {
-	at := source{file: k.r.origin.file}
-	for p := path; p != ""; p = parent(p) {
-		if s, ok := k.r.sources[p]; ok {
-			at = s
-			break
-		}
-	}
-	k.r.problems = append(k.r.problems, at.problem(path, format, args...))
-}
-
-func parent(path string) string {
-	return path[:max(0, strings.LastIndexAny(path, ".["))]
+	k.r.problems = append(k.r.problems, place(k.r.sources, k.r.origin.file, path).problem(path, format, args...))
 }
 
 // usable reports whether the value at path was read without a problem.

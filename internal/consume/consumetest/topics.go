@@ -3,6 +3,7 @@ package consumetest
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -83,6 +84,116 @@ func Topics(t *testing.T, brokers []string) {
 		refused(other.EnsureTopics(t.Context(), true), checkpoint.ReasonTopicConfig, "3 partitions")
 	})
 
+	t.Run("looking makes nothing", func(t *testing.T) {
+		r := NewRig(t, brokers, 1)
+		c := r.Open(t, func(c *consume.Config) { c.Job = "l-" + r.Job })
+		in, err := c.Check(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		both := []string{c.DecisionTopic(), c.StateTopic()}
+		if absent, err := c.CheckTopics(t.Context(), in, true); err != nil || !slices.Equal(absent, both) {
+			t.Errorf("absent: %v, %v", absent, err)
+		}
+		absent, err := c.CheckTopics(t.Context(), in, false)
+		if problems := checkpoint.Problems(err); len(problems) != 2 || !slices.Equal(absent, both) {
+			t.Errorf("with first_start off: absent %v, %v", absent, err)
+		}
+		for _, what := range []error{c.CheckRights(t.Context()), c.CheckTransactionTimeout(t.Context(), Brokers(t, c)), c.CheckSessionTimeout(t.Context(), Brokers(t, c))} {
+			if what != nil {
+				t.Error(what)
+			}
+		}
+		// What is absent is read as it will be made.
+		r.Write(t, 0, "a", "b")
+		read, err := c.LookWithout(t.Context(), 0, absent)
+		want := checkpoint.Read{TopicID: in.ID, Partitions: 1, LogEnd: 2}
+		if err != nil || read != want {
+			t.Errorf("read %+v, %v; want %+v", read, err, want)
+		}
+		topics, err := r.Admin.ListTopics(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		groups, err := r.Admin.ListGroups(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range append(topics.Names(), groups.Groups()...) {
+			if strings.HasPrefix(name, "l-"+r.Job) {
+				t.Errorf("looking has made %s", name)
+			}
+		}
+
+		// All problems of both topics.
+		for name, config := range map[string]map[string]*string{
+			c.DecisionTopic(): {"cleanup.policy": kmsg.StringPtr("delete")},
+			c.StateTopic():    {"cleanup.policy": kmsg.StringPtr("delete"), "retention.ms": kmsg.StringPtr("1000")},
+		} {
+			if created, err := r.Admin.CreateTopic(t.Context(), 2, 1, config, name); errors.Join(err, created.Err) != nil {
+				t.Fatal(err, created.Err)
+			}
+		}
+		want4 := []string{"the topic has 2 partitions", `cleanup.policy is "delete"`, "the topic has 2 partitions", `retention.ms is "1000"`}
+		for what, check := range map[string]func() error{
+			"CheckTopics":  func() error { _, err := c.CheckTopics(t.Context(), in, true); return err },
+			"EnsureTopics": func() error { return c.EnsureTopics(t.Context(), true) },
+		} {
+			Eventually(t, func() error { // a broker knows a new topic a moment after the answer
+				err := check()
+				problems := checkpoint.Problems(err)
+				if len(problems) != len(want4) {
+					return fmt.Errorf("%s: %d problems: %v", what, len(problems), errString(err))
+				}
+				for i, p := range problems {
+					if r := checkpoint.AsRefusal(p); r == nil || r.Reason != checkpoint.ReasonTopicConfig || !strings.Contains(r.Wrong, want4[i]) {
+						return fmt.Errorf("%s: problem %d: %v", what, i, errString(p))
+					}
+				}
+				return nil
+			})
+		}
+	})
+
+	t.Run("everything that is wrong", func(t *testing.T) {
+		r := NewRig(t, brokers, 1)
+		c := r.Open(t, func(c *consume.Config) {
+			c.Topic, c.TransactionTimeout, c.SessionTimeout, c.RebalanceTimeout = "nowhere", time.Hour, time.Hour, time.Hour
+		})
+		_, err := c.Check(t.Context())
+		var got []string
+		for _, p := range checkpoint.Problems(err) {
+			got = append(got, checkpoint.AsRefusal(p).Reason)
+		}
+		if !slices.Equal(got, []string{checkpoint.ReasonTransactionTimeout, checkpoint.ReasonTopicMissing}) {
+			t.Errorf("got %v", err)
+		}
+		var away *checkpoint.ServerError
+		if err := c.CheckSessionTimeout(t.Context(), Brokers(t, c)); !errors.As(err, &away) || !away.TurnedAway || !strings.Contains(err.Error(), "group.max.session.timeout.ms is ") || !strings.Contains(away.Next, "kafka.session_timeout") {
+			t.Errorf("session timeout: %v", err)
+		}
+	})
+
+	t.Run("each seed", func(t *testing.T) {
+		r := NewRig(t, brokers, 1)
+		c := r.Open(t, func(c *consume.Config) { c.Brokers = []string{"127.0.0.1:1", brokers[0], "no-such-host.invalid:9092"} })
+		errs := c.Seeds(t.Context())
+		if len(errs) != 3 || errs[1] != nil {
+			t.Fatalf("got %v", errs)
+		}
+		for i, want := range map[int][]string{0: {"127.0.0.1:1", "connection refused", "correct host and port in kafka.brokers"}, 2: {"no-such-host.invalid:9092", "correct the host in kafka.brokers"}} {
+			var away *checkpoint.ServerError
+			if !errors.As(errs[i], &away) || away.TurnedAway || away.What != want[0] {
+				t.Fatalf("seed %d: %v", i, errs[i])
+			}
+			for _, word := range want {
+				if !strings.Contains(errs[i].Error(), word) {
+					t.Errorf("seed %d does not say %q: %v", i, word, errs[i])
+				}
+			}
+		}
+	})
+
 	t.Run("the input alone is raised", func(t *testing.T) {
 		r := NewRig(t, brokers, 1)
 		c := r.Open(t, nil)
@@ -113,6 +224,16 @@ func Topics(t *testing.T, brokers []string) {
 		}
 		refused(c.DecisionTopic(), func() error { return c.EnsureTopics(t.Context(), false) })
 	})
+}
+
+// Brokers are the cluster's.
+func Brokers(t testing.TB, c *consume.Client) consume.Brokers {
+	t.Helper()
+	all, err := c.Brokers(t.Context())
+	if err != nil || len(all) == 0 {
+		t.Fatal(all, err)
+	}
+	return all
 }
 
 // errString keeps a refusal from ending Eventually: here it may pass.

@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"billing/cmd/billing/config"
+	"billing/internal/audit"
+	"billing/internal/checkpoint"
+	"billing/internal/consume"
+	"billing/internal/txsink"
+)
+
+// lookWithin bounds one look at a shard, and what Kafka is asked at a time.
+const lookWithin = 10 * time.Second
+
+// preparedBranches lists what is prepared on the shards' servers. problems are
+// what could not be asked, or is not as recorded.
+func preparedBranches(ctx context.Context, c *config.Config) (branches []audit.Branch, problems []error, err error) {
+	quiet := slog.New(slog.DiscardHandler) // what the clients log is in the problems, or no matter
+	sink, err := txsink.Open(sinkConfig(c, quiet))
+	if err != nil {
+		return nil, nil, &usageError{err}
+	}
+	defer sink.Close()
+	kafka, err := consume.Open(kafkaConfig(c, quiet, nil))
+	if err != nil {
+		return nil, nil, &usageError{err}
+	}
+	defer kafka.Close()
+	branches, problems = audit.ListBranches(ctx, audit.Question{
+		Job: c.Job, Topic: c.Kafka.Topic, Shards: shardsToSee{sink, shardNames(c)}, Kafka: kafkaToSee{kafka}, Within: lookWithin,
+	})
+	return branches, problems, nil
+}
+
+// shardsToSee is MySQL's side as audit needs it.
+type shardsToSee struct {
+	sink  *txsink.Sink
+	names []string
+}
+
+// Names implements audit.BranchShards.
+func (s shardsToSee) Names() []string { return s.names }
+
+// See implements audit.BranchShards.
+func (s shardsToSee) See(ctx context.Context, shard int) (audit.Seen, error) {
+	look, err := s.sink.Look(ctx, shard)
+	if err != nil {
+		return audit.Seen{}, err
+	}
+	seen := audit.Seen{Server: look.Server, Set: look.Set, Problems: look.Problems, Written: map[checkpoint.GTRID]audit.Written{}}
+	for _, x := range look.XIDs {
+		listed := audit.XID{FormatID: x.FormatID, GTRID: x.GTRID, BQUAL: x.BQUAL, Shard: -1}
+		for i := range s.names {
+			if x.OnShard(i) {
+				listed.Shard = i
+			}
+		}
+		seen.Listed = append(seen.Listed, listed)
+	}
+	for _, e := range look.Newest {
+		seen.Written[e.GTRID] = audit.Written{Lane: e.Lane, From: e.From, Next: e.Next, Records: e.Records, PreparedAt: e.PreparedAt}
+	}
+	return seen, nil
+}
+
+// kafkaToSee is Kafka's side as audit needs it.
+type kafkaToSee struct{ *consume.Client }
+
+// Topic implements audit.BranchKafka.
+func (k kafkaToSee) Topic(ctx context.Context) (checkpoint.UUID, error) {
+	input, err := k.LookUp(ctx)
+	if err != nil {
+		return checkpoint.UUID{}, fmt.Errorf("decisions can't be read: %w", err)
+	}
+	// A lane's Look would wait for a topic that is missing. What else is wrong with
+	// the job's topics a start refuses, and keeps nobody from reading them.
+	err = k.EnsureTopics(ctx, false)
+	if r := checkpoint.AsRefusal(err); err != nil && (r == nil || r.Reason == checkpoint.ReasonTopicMissing) {
+		return checkpoint.UUID{}, fmt.Errorf("decisions can't be read: %w", err)
+	}
+	return input.ID, nil
+}
+
+// Owned implements audit.BranchKafka.
+func (k kafkaToSee) Owned(ctx context.Context) (func(partition int32) bool, error) {
+	state, members, err := k.Members(ctx)
+	if err != nil {
+		return nil, err
+	}
+	owned := map[int32]bool{}
+	for _, m := range members {
+		for _, p := range m.Lanes {
+			owned[p] = true
+		}
+	}
+	// In a rebalance the group does not say who has what, and lanes work on.
+	all := state != "Stable" && len(members) > 0
+	return func(partition int32) bool { return all || owned[partition] }, nil
+}
