@@ -116,8 +116,8 @@ type statusBranch struct {
 
 // statusProblem is a refusal of the whole job, or a server that could not be asked.
 type statusProblem struct {
-	Kind     string `json:"kind"`             // refusal or unreachable
-	Reason   string `json:"reason,omitempty"` // of a refusal
+	Kind     string `json:"kind"`   // refusal or unreachable
+	Reason   string `json:"reason"` // a refusal's word; unreachable or turned-away
 	What     string `json:"what,omitempty"`
 	Message  string `json:"message"`
 	NextStep string `json:"next_step,omitempty"`
@@ -151,8 +151,8 @@ func (s *seen) joined() (*statusAnswer, error) {
 			a.Notes = append(a.Notes, "the lanes are those that the shards have rows of: Kafka could not be asked for the topic")
 		}
 	}
-	if !s.began && len(s.lanes) > 0 {
-		a.Notes = append(a.Notes, "the job's own topics are not there: it has not started yet, or has lost them")
+	if len(s.absent) > 0 {
+		a.Notes = append(a.Notes, "not there: "+strings.Join(s.absent, ", ")+". The job has not started yet, or has lost them")
 	}
 	for i := range s.members {
 		a.Group.Members = append(a.Group.Members, s.members[i].answer())
@@ -172,9 +172,17 @@ func (s *seen) joined() (*statusAnswer, error) {
 
 func problemOf(err error) statusProblem {
 	if r := checkpoint.AsRefusal(err); r != nil {
-		return statusProblem{Kind: "refusal", Reason: r.Reason, What: r.What, Message: r.Error(), NextStep: r.Next}
+		return statusProblem{Kind: kindRefusal, Reason: r.Reason, What: r.What, Message: r.Error(), NextStep: r.Next}
 	}
-	return statusProblem{Kind: "unreachable", Message: err.Error()}
+	p := statusProblem{Kind: kindUnreachable, Reason: reasonUnreachable, Message: err.Error()}
+	var server *checkpoint.ServerError
+	if errors.As(err, &server) {
+		p.What, p.NextStep = server.What, server.Next
+		if server.TurnedAway {
+			p.Reason = reasonTurnedAway
+		}
+	}
+	return p
 }
 
 // partitionsOnShards are the lanes that some shard has a row of.
@@ -327,13 +335,25 @@ func (s *seen) shard(shard *shardSeen) statusShard {
 		b := statusBranch{GTRID: string(n.gtrid), Lane: checkpoint.Lane{Topic: s.topic, Partition: n.Partition}.String(), Incarnation: n.Incarnation, Seq: n.Seq}
 		if int(n.Partition) < len(s.lanes) {
 			l := &s.lanes[n.Partition]
-			if named := l.decision != nil && l.decision.GTRID == n.gtrid; named || l.decision != nil && !l.unstable {
-				b.Decided = &named
-			}
+			b.Decided = l.decided(n)
 		}
 		a.Branches = append(a.Branches, b)
 	}
 	return a
+}
+
+// decided reports whether the lane's decision names the branch; nil where that is
+// not known, for there is none, or a later one.
+func (l *laneSeen) decided(n namedBranch) *bool {
+	if l.decision == nil {
+		return nil
+	}
+	says := l.decision.Says(n.gtrid, n.Name)
+	named := says == checkpoint.Decided
+	if !named && (l.unstable || says != checkpoint.Undecided) {
+		return nil
+	}
+	return &named
 }
 
 // summary is all lanes together; what one lane does not tell, all don't.

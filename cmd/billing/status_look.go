@@ -3,11 +3,8 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -36,22 +33,18 @@ type looker struct {
 	cfg   *config.Config
 	kafka *consume.Client
 	sink  *txsink.Sink
-	dials *dials
 
 	checked bool // the shards are those of the configuration: their ports work
 }
 
 func newLooker(c *config.Config) (*looker, error) {
 	quiet := slog.New(slog.DiscardHandler) // what goes wrong is part of the answer
-	l := &looker{cfg: c, dials: new(dials)}
-	sinkCfg := sinkConfig(c, quiet)
-	sink, err := txsink.Open(sinkCfg)
+	l := &looker{cfg: c}
+	sink, err := txsink.Open(sinkConfig(c, quiet))
 	if err != nil {
 		return nil, &usageError{err}
 	}
-	kafkaCfg := kafkaConfig(c, quiet, nil)
-	kafkaCfg.Dial = l.dials.dial
-	kafka, err := consume.Open(kafkaCfg)
+	kafka, err := consume.Open(kafkaConfig(c, quiet, nil))
 	if err != nil {
 		return nil, errors.Join(&usageError{err}, sink.Close())
 	}
@@ -64,64 +57,12 @@ func (l *looker) close() {
 	_ = l.sink.Close() // nothing was written
 }
 
-// dials are the connections to brokers: the client library tries again by
-// itself, and at the end only says that the time is up.
-type dials struct {
-	mu   sync.Mutex
-	last error
-}
-
-func (d *dials) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	c, err := (&net.Dialer{Timeout: serverWithin}).DialContext(ctx, network, address)
-	if ctx.Err() == nil || err == nil {
-		d.mu.Lock()
-		d.last = err
-		d.mu.Unlock()
-	}
-	return c, err //nolint:wrapcheck // it is a net.Dialer's
-}
-
-// explain adds why the last connection was not had.
-func (d *dials) explain(err error) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.last == nil || strings.Contains(err.Error(), d.last.Error()) {
-		return err
-	}
-	return fmt.Errorf("%w (the last connection: %w)", err, d.last)
-}
-
-// ofKafka is an error of Kafka's side for people.
-func (l *looker) ofKafka(err error) error {
-	if checkpoint.AsRefusal(err) != nil {
-		return err
-	}
-	return unanswered(l.dials.explain(err), fmt.Sprintf("look whether the brokers run, and whether this machine reaches %s (kafka.brokers) and the addresses that those name", strings.Join(l.cfg.Kafka.Brokers, ", ")))
-}
-
-// ofShard is an error of a shard for people.
-func ofShard(name string, err error) error {
-	if checkpoint.AsRefusal(err) != nil {
-		return err
-	}
-	return unanswered(err, fmt.Sprintf("look whether the server of shard %s runs, and whether this machine reaches the address in its DSN", name))
-}
-
-// unanswered adds the next step, where nobody has answered.
-func unanswered(err error, next string) error {
-	var refused *net.OpError
-	if !errors.As(err, &refused) && !errors.Is(err, context.DeadlineExceeded) {
-		return err
-	}
-	return fmt.Errorf("%w. Next step: %s", err, next)
-}
-
 // seen is what one look has found, source by source.
 type seen struct {
 	job, topic string
 	at         time.Time // when it began
 
-	began   bool       // the job's own topics are there
+	absent  []string   // the job's own topics that are not there
 	lanes   []laneSeen // by partition; none where the topic is not known
 	group   string     // its state; "" where it is not known
 	members []memberSeen
@@ -195,7 +136,7 @@ func (l *looker) lookShards(ctx context.Context, s *seen) []error {
 	defer cancel()
 	err := l.sink.Check(ctx)
 	l.checked = err == nil
-	return split(err)
+	return checkpoint.Problems(err)
 }
 
 // viewShards reads every shard that has not failed before.
@@ -213,26 +154,17 @@ func (l *looker) viewShards(ctx context.Context, s *seen) []error {
 		}
 	}
 	all.Wait()
-	var failures []error
-	for i, err := range errs {
-		for _, err := range split(err) {
-			failures = append(failures, ofShard(s.shards[i].name, err))
-		}
-	}
-	return failures
+	return checkpoint.Problems(errors.Join(errs...))
 }
 
 // lookKafka reads the group and the lanes. The input is nil where it is not
 // there, or where no broker answers.
-func (l *looker) lookKafka(ctx context.Context, s *seen) (found *consume.Input, failures []error) {
+func (l *looker) lookKafka(ctx context.Context, s *seen) (*consume.Input, []error) {
 	try, cancel := context.WithTimeout(ctx, serverWithin)
 	defer cancel()
 	input, err := l.kafka.LookUp(try)
 	if err != nil {
-		for _, err := range split(err) {
-			failures = append(failures, l.ofKafka(err))
-		}
-		return nil, failures
+		return nil, checkpoint.Problems(err)
 	}
 	ctx, cancel = context.WithTimeout(ctx, lanesWithin)
 	defer cancel()
@@ -246,50 +178,31 @@ func (l *looker) lookKafka(ctx context.Context, s *seen) (found *consume.Input, 
 			s.members = append(s.members, memberSeen{Member: m})
 		}
 	})
-	all.Go(func() { topics = l.kafka.EnsureTopics(ctx, false) })
+	all.Go(func() { s.absent, topics = l.kafka.CheckTopics(ctx, input, l.cfg.FirstStart) })
 	all.Wait()
 
-	// The job's own topics are made by its first start.
-	s.began = true
-	if r := checkpoint.AsRefusal(topics); r != nil && r.Reason == checkpoint.ReasonTopicMissing {
-		s.began = false
-		if l.cfg.FirstStart {
-			topics = nil
-		}
-	}
 	s.lanes = make([]laneSeen, input.Partitions)
 	lanes := make([]error, input.Partitions)
 	var some errgroup.Group
 	some.SetLimit(looksAtOnce)
 	for p := range input.Partitions {
 		some.Go(func() error {
-			s.lanes[p], lanes[p] = l.lookLane(ctx, p, input, s.began)
+			s.lanes[p], lanes[p] = l.lookLane(ctx, p, s.absent)
 			return nil
 		})
 	}
 	_ = some.Wait() // each lane keeps its own error
-	for _, err := range append([]error{check, group, topics}, lanes...) {
-		for _, err := range split(err) {
-			failures = append(failures, l.ofKafka(err))
-		}
-	}
-	return &input, failures
+	return &input, checkpoint.Problems(errors.Join(check, group, topics, errors.Join(lanes...)))
 }
 
-// lookLane reads one lane. Of a job that has not begun there is only the input.
-func (l *looker) lookLane(ctx context.Context, partition int32, input consume.Input, began bool) (laneSeen, error) {
+// lookLane reads one lane. absent are the job's own topics that are not there.
+func (l *looker) lookLane(ctx context.Context, partition int32, absent []string) (laneSeen, error) {
 	s := laneSeen{partition: partition, at: time.Now(), next: -1}
-	r := checkpoint.Read{TopicID: input.ID, Partitions: input.Partitions}
-	var err error
-	if began {
-		r, s.unstable, err = l.readLane(ctx, partition)
-	} else {
-		r.LogStart, r.LogEnd, err = l.kafka.End(ctx, partition)
-	}
+	r, unstable, err := l.readLane(ctx, partition, absent)
 	if err != nil {
 		return s, err
 	}
-	s.read = &r
+	s.read, s.unstable = &r, unstable
 	s.decision = believed(&r, s.unstable)
 	next := r.LogStart // where a first start begins
 	switch {
@@ -322,10 +235,10 @@ func (l *looker) lookLane(ctx context.Context, partition int32, input consume.In
 
 // readLane reads a lane stably; where an open Kafka transaction does not let it,
 // as it was before that.
-func (l *looker) readLane(ctx context.Context, partition int32) (r checkpoint.Read, unstable bool, err error) {
+func (l *looker) readLane(ctx context.Context, partition int32, absent []string) (r checkpoint.Read, unstable bool, err error) {
 	for range 3 {
 		stable, cancel := context.WithTimeout(ctx, stableWithin)
-		r, err = l.kafka.Look(stable, partition)
+		r, err = l.kafka.LookWithout(stable, partition, absent)
 		cancel()
 		switch {
 		case consume.Unstable(err):
@@ -375,44 +288,16 @@ func (l *looker) foresee(ctx context.Context, s *seen, input consume.Input) {
 		id := checkpoint.Lane{Topic: s.topic, Partition: lane.partition}
 		some.Go(func() error {
 			lane.judged = true
-			if !s.began { // there is nothing more to read
-				_, lane.foreseen = job.Foresee(ctx, id, lane.read)
-				return nil
-			}
 			first := lane.read // what is refused by it is read again
 			_, _, lane.foreseen = job.ForeseeLane(ctx, id, func(ctx context.Context) (checkpoint.Read, error) {
 				if r := first; r != nil {
 					first = nil
 					return *r, nil
 				}
-				return l.kafka.Look(ctx, lane.partition)
+				return l.kafka.LookWithout(ctx, lane.partition, s.absent)
 			})
 			return nil
 		})
 	}
 	_ = some.Wait() // each lane keeps its own
-}
-
-// split takes apart what a check has joined: each refusal by itself, and what
-// else there is.
-func split(err error) (all []error) {
-	if err == nil {
-		return nil
-	}
-	var parts []error
-	switch e := err.(type) { //nolint:errorlint // the tree is walked here
-	case *checkpoint.Refusal:
-		return []error{err}
-	case interface{ Unwrap() []error }:
-		parts = e.Unwrap()
-	case interface{ Unwrap() error }:
-		parts = []error{e.Unwrap()}
-	}
-	if checkpoint.AsRefusal(err) == nil {
-		return []error{err}
-	}
-	for _, part := range parts {
-		all = append(all, split(part)...)
-	}
-	return all
 }

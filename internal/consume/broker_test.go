@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -251,4 +252,27 @@ func TestBatchesOfAllSizes(t *testing.T) {
 		}
 	}
 	consumetest.MustBe(t, b.member.Client, b.lane, 1, strings.Repeat("D", 4000))
+}
+
+// A look shares its connection with others: behind an open transaction it asks
+// now and then, and has the broker keep no answer back.
+func TestLookNeitherFloodsNorBlocks(t *testing.T) {
+	b := newBench(t)
+	b.rig.Foreign(t, b.member.DecisionTopic(), 0, "open")
+	var fetches, waits atomic.Int64
+	b.cluster.ControlKey(kmsg.Fetch.Int16(), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		b.cluster.KeepControl()
+		fetches.Add(1)
+		waits.Add(int64(req.(*kmsg.FetchRequest).MaxWaitMillis))
+		return nil, nil, false
+	})
+	const within = time.Second
+	ctx, cancel := context.WithTimeout(t.Context(), within)
+	defer cancel()
+	if _, err := b.member.Look(ctx, 0); !consume.Unstable(err) {
+		t.Fatal(err)
+	}
+	if n, most := fetches.Load(), int64(within/(50*time.Millisecond))+1; n < 2 || n > most || waits.Load() > 0 {
+		t.Errorf("%d fetches in %s, want 2 to %d; the broker was to wait %d ms", n, within, most, waits.Load())
+	}
 }

@@ -3,7 +3,6 @@ package consume
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"slices"
 	"strings"
@@ -52,7 +51,7 @@ func (c *Client) Members(ctx context.Context) (state string, members []Member, e
 		return nil
 	})
 	if err != nil {
-		return "", nil, fmt.Errorf("kafka: ask for the members of group %s: %w", c.cfg.Job, err)
+		return "", nil, failed("group "+c.cfg.Job, "ask for the members of group "+c.cfg.Job, err)
 	}
 	return state, members, nil
 }

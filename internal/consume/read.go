@@ -61,7 +61,7 @@ func (c *Client) LookWithout(ctx context.Context, partition int32, absent []stri
 			*own = nil
 		}
 	}
-	return o.readStable(ctx)
+	return o.look(ctx)
 }
 
 // lookersLogs are a lane's by the client that lanes share.
@@ -77,7 +77,21 @@ func (c *Client) lookersLogs(partition int32) laneLogs {
 func (c *Client) LookNow(ctx context.Context, partition int32) (checkpoint.Read, error) {
 	o := c.lookersLogs(partition)
 	o.now = true
-	return o.readStable(ctx)
+	return o.look(ctx)
+}
+
+// failedLane is an error of who looks at a lane.
+func (c *Client) failedLane(partition int32, err error) error {
+	lane := checkpoint.Lane{Topic: c.cfg.Topic, Partition: partition}.String()
+	return failed(lane, "lane "+lane, err)
+}
+
+func (o *laneLogs) look(ctx context.Context) (checkpoint.Read, error) {
+	r, err := o.read(ctx)
+	if err != nil {
+		return checkpoint.Read{}, failed(o.lane.String(), "lane "+o.lane.String(), err)
+	}
+	return r, nil
 }
 
 // Unstable reports whether a reading has failed because a Kafka transaction was
@@ -230,7 +244,7 @@ func (c *Client) SkipTail(ctx context.Context, partition int32, from int64) (nex
 func (c *Client) End(ctx context.Context, partition int32) (start, highWatermark int64, err error) {
 	start, highWatermark, err = newPartitionLog(c.fetch.cl, c.cfg.Topic, partition).bounds(ctx)
 	if err != nil {
-		return 0, 0, fmt.Errorf("kafka: %w", err)
+		return 0, 0, c.failedLane(partition, err)
 	}
 	return start, highWatermark, nil
 }

@@ -35,7 +35,7 @@ func (c *Client) Undecided(ctx context.Context, partition int32, from, end int64
 			got, err = log.fetchAs(ctx, uncommitted, offset, 0, lookBytes)
 		}
 		if err != nil {
-			return Undecided{}, fmt.Errorf("kafka: %w", err)
+			return Undecided{}, c.failedLane(partition, err)
 		}
 		if u := undecided(got.records, end); u.Any {
 			u.Open = open
@@ -47,7 +47,7 @@ func (c *Client) Undecided(ctx context.Context, partition int32, from, end int64
 		}
 		// An answer without anything, such as of a broker that throttles us.
 		if err := pause(ctx, readPause); err != nil {
-			return Undecided{}, fmt.Errorf("kafka: read %s: %w", log, err)
+			return Undecided{}, c.failedLane(partition, fmt.Errorf("read %s: %w", log, err))
 		}
 	}
 	return Undecided{}, nil

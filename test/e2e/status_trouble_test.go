@@ -8,12 +8,15 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"billing/test/proxy"
 	"billing/test/servers"
 )
 
@@ -287,5 +290,40 @@ func TestStatusWatched(t *testing.T) {
 			t.Errorf("after SIGINT: %v", err)
 		}
 		p.stop()
+	}
+}
+
+// TestClientIDs: the group client names the admin port; clients that carry data
+// are called as ever, for quotas by client id.
+func TestClientIDs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1, throughProxies())
+	var mu sync.Mutex
+	seen := map[kmsg.Key]map[string]bool{}
+	w.kafkaProxy.Add(proxy.KafkaRule{Do: proxy.Watch{}, Match: func(r *proxy.Request) bool {
+		mu.Lock()
+		defer mu.Unlock()
+		if seen[r.Key] == nil {
+			seen[r.Key] = map[string]bool{}
+		}
+		seen[r.Key][r.ClientID] = true
+		return false
+	}})
+	p := w.run("")
+	w.charge(0, 10)
+	w.waitAccounted()
+	port := adminAddress.FindStringSubmatch(p.output())
+	w.status(0)
+	p.stop()
+	mu.Lock()
+	defer mu.Unlock()
+	data, member := "billing-"+w.job, "billing-"+w.job+"@"+port[1]
+	for key, want := range map[kmsg.Key]string{
+		kmsg.JoinGroup: member, kmsg.SyncGroup: member,
+		kmsg.Fetch: data, kmsg.Produce: data, kmsg.InitProducerID: data, kmsg.EndTxn: data, kmsg.TxnOffsetCommit: data, kmsg.DescribeGroups: data,
+	} {
+		if len(seen[key]) != 1 || !seen[key][want] {
+			t.Errorf("%s comes from %v, want %q", key.Name(), seen[key], want)
+		}
 	}
 }
