@@ -17,7 +17,7 @@ func newMigrateCommand() *cobra.Command {
 		Short: "Create or update the tables on all shards",
 		Long: `Creates or updates the tables on all shards. The databases exist already. It may be
 repeated, also after a failure half-way. It refuses (exit 3) while branches of this
-job are prepared: run the service until it has none, stop it, and migrate again.
+job are prepared: billing xa resolve ends them, or a start of the version before.
 Other jobs' branches do not matter. Exits with 4 if a server can't be reached.
 
 After a planned failover of a shard, --accept server-changed:SHARD records the new

@@ -28,6 +28,7 @@ type loadWriting struct {
 	to    loadWriter
 	size  int     // messages of a Kafka transaction; 0: none
 	abort float64 // share of them that are aborted first
+	owed  float64 // of a transaction that is aborted next
 	draw  *rand.Rand
 
 	started     time.Time
@@ -41,6 +42,7 @@ type loadWriting struct {
 func newLoadWriting(cfg loadgen.Config, f *loadFlags, to loadWriter) *loadWriting {
 	return &loadWriting{
 		cfg: cfg, load: loadgen.New(cfg), to: to, size: f.transactions, abort: f.abortShare,
+		owed: 1 - f.abortShare,
 		draw: rand.New(rand.NewPCG(uint64(cfg.Seed), 0x61626f7274)),
 	}
 }
@@ -99,9 +101,10 @@ func (w *loadWriting) inTransactions(ctx context.Context) error {
 // the messages that will be committed next, and with others that nobody sends
 // again.
 func (w *loadWriting) mayAbort(ctx context.Context, messages []consume.Message) error {
-	if w.draw.Float64() >= w.abort {
+	if w.owed += w.abort; w.owed < 1 || w.abort == 0 { // evenly, the first one at once
 		return nil
 	}
+	w.owed--
 	w.aborted++
 	cfg := w.cfg
 	cfg.Seed += w.aborted // ids of its own

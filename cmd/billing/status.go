@@ -40,8 +40,9 @@ session of the lane would be refused for now.
                   epochs in flight
 
 Exits with 0 also when lanes are stopped; with 3 if the job as a whole would be
-refused; with 4 if Kafka, a lane or a shard could not be asked: what is known is
-shown all the same. It takes about 10 s when servers are away.`,
+refused; with 4 if Kafka, a lane's decision or a shard could not be read (an instance
+that does not answer is no error): what is known is
+shown all the same. Servers that are away cost 5 s, and never more than 15.`,
 		Example: `  billing status --config config.yaml
 
   # again every 5 s, until Ctrl-C

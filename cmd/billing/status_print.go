@@ -69,7 +69,7 @@ func (s *statusSummary) text() string {
 	lag := "unknown"
 	switch {
 	case s.Lag != nil && s.EventLag != nil:
-		lag = fmt.Sprintf("%d records, %s", *s.Lag, age(*s.EventLag))
+		lag = fmt.Sprintf("%d records, event lag %s", *s.Lag, age(*s.EventLag))
 	case s.Lag != nil:
 		lag = fmt.Sprintf("%d records", *s.Lag)
 	}

@@ -304,7 +304,7 @@ func TestStatusSummary(t *testing.T) {
 		undecided: &consume.Undecided{Any: true, Since: statusAt.Add(-90 * time.Second)}, judged: true, foreseen: &checkpoint.Refusal{Reason: checkpoint.ReasonOffsetReset},
 	})
 	a, err := s.joined()
-	if got, want := a.Summary.text(), "2 lanes, 1 running, 1 unowned, 1 would be refused; complete up to 2026-03-01T11:58:30Z; lag 10 records, 1m30s"; err != nil || got != want {
+	if got, want := a.Summary.text(), "2 lanes, 1 running, 1 unowned, 1 would be refused; complete up to 2026-03-01T11:58:30Z; lag 10 records, event lag 1m30s"; err != nil || got != want {
 		t.Errorf("got  %s\nwant %s (%v)", got, want, err)
 	}
 	s.lanes[1].undecided = nil
@@ -487,7 +487,7 @@ func TestStatusForPeople(t *testing.T) {
 	if err := writeStatus(&b, a); err != nil {
 		t.Fatal(err)
 	}
-	want := `usage: 2 lanes, 1 running, 1 unowned, 1 would be refused; complete up to 2026-03-01T11:59:58Z; lag 10 records, 1m30s
+	want := `usage: 2 lanes, 1 running, 1 unowned, 1 would be refused; complete up to 2026-03-01T11:59:58Z; lag 10 records, event lag 1m30s
 
 LANE  STATE    OWNER  INCARNATION  SEQ  NEXT  LAG  EVENT-LAG  COMPLETE-UP-TO        IN-DOUBT
 in/0  running  one    4            17   100   0    0s         2026-03-01T12:00:00Z  1

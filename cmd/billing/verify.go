@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"time"
 
 	"billing/cmd/billing/config"
@@ -80,7 +82,7 @@ func verify(ctx context.Context, c *config.Config, out verifyWriter, errOut io.W
 	begun := time.Now()
 	sum, err := audit.Verify(ctx, audit.Config{
 		Job: c.Job, Topic: c.Kafka.Topic, Shards: shardNames(c), Window: c.Aggregate.Window, TypePrefix: c.Message.TypePrefix,
-		MySQL: sink, Kafka: kafka,
+		MySQL: sink, Kafka: &auditKafka{Client: kafka},
 		Tell: audit.Listener{
 			Difference: func(d audit.Difference) { shown.clear(); out.difference(d) },
 			InDoubt:    func(d audit.InDoubt) { shown.clear(); out.inDoubt(d) },
@@ -101,6 +103,36 @@ func verify(ctx context.Context, c *config.Config, out verifyWriter, errOut io.W
 	return nil
 }
 
+// auditKafka is Kafka as an audit sees it.
+type auditKafka struct {
+	*consume.Client
+	absent []string // the job's own topics that are not there, set before lanes are read
+}
+
+// Partitions is the input's number of partitions.
+func (k *auditKafka) Partitions(ctx context.Context) (int32, error) {
+	input, err := k.LookUp(ctx)
+	if err != nil {
+		return 0, err
+	}
+	// How the topics are set up is the start's business.
+	if k.absent, err = k.CheckTopics(ctx, input, true); err != nil && checkpoint.AsRefusal(err) == nil {
+		return 0, err
+	}
+	return input.Partitions, nil
+}
+
+// Look reads a lane; a topic that is not there is read as empty.
+func (k *auditKafka) Look(ctx context.Context, partition int32) (checkpoint.Read, error) {
+	r, err := k.LookWithout(ctx, partition, k.absent)
+	if consume.Unstable(err) {
+		err = errHeldBack
+	}
+	return r, err
+}
+
+var errHeldBack = errors.New("an open Kafka transaction holds it back: that of an owner who died while deciding, which the lane's next session ends, or the broker after kafka.transaction_timeout")
+
 // verifyStatement bounds the wait for one answer of MySQL: some questions go
 // through whole indexes.
 const verifyStatement = 10 * time.Minute
@@ -108,7 +140,7 @@ const verifyStatement = 10 * time.Minute
 func progressLine(p audit.Progress, took time.Duration) string {
 	rate := fmt.Sprintf("%d rows, %.0f rows/s", p.Rows, float64(p.Rows)/took.Seconds())
 	if p.Total == 0 {
-		return fmt.Sprintf("%s: %s", p.Step, rate)
+		return fmt.Sprintf("%s (%d rows read so far)", p.Step, p.Rows)
 	}
 	share := float64(p.Done) / float64(p.Total)
 	left := ""
@@ -152,7 +184,7 @@ var decisionWords = map[checkpoint.Word]string{
 	checkpoint.Undecided: "not decided: the lane's next owner rolls it back, or billing xa resolve",
 	checkpoint.Older:     "older than the decision: the shard has come back older; see the runbook (old-branch)",
 	checkpoint.Ahead:     "ahead of the decision: Kafka has lost decisions; see the runbook (shard-ahead)",
-	audit.Unknown:        "unknown whether decided, without Kafka",
+	audit.Unknown:        "unknown whether decided: the lane's decision was not read, see the notes",
 }
 
 func (w *verifyText) note(n string) { w.line("note: %s", n) }
@@ -174,14 +206,24 @@ func (w *verifyText) end(sum audit.Summary, failure error) error {
 	}
 	doubt := ""
 	if sum.InDoubt > 0 {
-		doubt = fmt.Sprintf(", %d branches in doubt", sum.InDoubt)
+		doubt = ", in doubt: " + count(sum.InDoubt, "branch")
 	}
 	if sum.Differences > 0 {
-		w.line("FAILED: %d differences%s", sum.Differences, doubt)
+		w.line("FAILED: %s%s. Next step: docs/runbook.md, \"Verify finds a difference\"", count(sum.Differences, "difference"), doubt)
 	} else {
 		w.line("ok: no difference, %s%s", decisions, doubt)
 	}
 	return w.err
+}
+
+func count(n int64, what string) string {
+	switch {
+	case n == 1:
+		return "1 " + what
+	case strings.HasSuffix(what, "h"):
+		return fmt.Sprintf("%d %ses", n, what)
+	}
+	return fmt.Sprintf("%d %ss", n, what)
 }
 
 // verifyJSON writes one object. Differences are written as they come, so that

@@ -82,6 +82,7 @@ func (s *side) tell(table, key, wrong, expected string) {
 		return
 	}
 	s.lines[id] = true
+	s.ledgerWrong = s.ledgerWrong || table == tableLedger
 	s.found = append(s.found, Difference{s.name, table, key, wrong, expected})
 }
 

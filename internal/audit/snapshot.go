@@ -27,6 +27,8 @@ type snapshot struct {
 	sums   map[laneCurrency]*booked // of billing_epoch_sum
 	sketch *sketch                  // of the totals, as the ledger has them
 	part   *sketch                  // likewise, of the lane that is being read
+
+	ledgerWrong bool // a difference in the ledger was told
 }
 
 // open takes the snapshots: first all connections, so that the moments are as
@@ -154,7 +156,7 @@ func appendColumn(dst, column []byte) []byte {
 
 // printable is a text from a table for a line of output.
 func printable(s string) string {
-	if q := strconv.QuoteToASCII(s); s == "" || q != `"`+s+`"` {
+	if q := strconv.QuoteToASCII(s); s == "" || q != `"`+s+`"` || s[0] == ' ' || s[len(s)-1] == ' ' {
 		return q
 	}
 	return s

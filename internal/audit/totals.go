@@ -361,6 +361,10 @@ func (v *verifier) explain(ctx context.Context, s *snapshot, groups []int, offLa
 			continue
 		}
 		d := Difference{s.name, tableTotal, key.line(x.about), "", ""}
+		mend := ""
+		if s.ledgerWrong {
+			mend = " now; rows of the ledger are wrong on this shard: mend those first"
+		}
 		switch {
 		case !x.there:
 			d.Wrong, d.Expected = "there is no row", x.ledger.String()+", which the ledger's rows add up to"
@@ -369,6 +373,7 @@ func (v *verifier) explain(ctx context.Context, s *snapshot, groups []int, offLa
 		default:
 			d.Wrong, d.Expected = x.compare()
 		}
+		d.Expected += mend
 		v.told.difference(d)
 	}
 	return nil

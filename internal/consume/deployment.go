@@ -23,12 +23,6 @@ func (c *Client) LookUp(ctx context.Context) (Input, error) {
 	return Input{ID: t.TopicID, Partitions: int32(len(t.Partitions)), Replication: len(t.Partitions[0].Replicas)}, nil
 }
 
-// Partitions is the input topic's number of partitions as it is now.
-func (c *Client) Partitions(ctx context.Context) (int32, error) {
-	in, err := c.LookUp(ctx)
-	return in.Partitions, err
-}
-
 // Decisions reads the decisions that the job's lanes were left with, by
 // partition: those of the group's offsets, and where the group has none, the
 // last of the decision topic. It is for what never changes in them, so it waits
