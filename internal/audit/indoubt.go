@@ -264,15 +264,11 @@ func (l *look) read(ctx context.Context, partition int32) (f laneDecision) {
 			return laneDecision{err: err}
 		}
 		f.d, f.known, f.err = job.Decided(lane, &r)
-		if f.err == nil || before != nil && sameCopies(before, &r) {
+		if f.err == nil || before != nil && r.Same(before) {
 			return f
 		}
 		before = &r
 	}
-}
-
-func sameCopies(a, b *checkpoint.Read) bool {
-	return a.HasOffset == b.HasOffset && a.Offset == b.Offset && a.Metadata == b.Metadata && a.Record == b.Record
 }
 
 // branches are all that are listed, each once: those of a shard as the shard
