@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"log/slog"
 	"time"
 
 	"billing/cmd/billing/config"
@@ -13,13 +13,16 @@ import (
 	"billing/internal/txsink"
 )
 
-// lookWithin bounds one look at a shard, and what Kafka is asked at a time.
-const lookWithin = 10 * time.Second
+// Bounds of looking.
+const (
+	lookWithin = 10 * time.Second // one look at a shard, one lane, and what else Kafka is asked at a time
+	openWithin = 3 * time.Second  // an open Kafka transaction of a lane: an owner's is shorter
+	listWithin = 30 * time.Second // all lanes at a time
+)
 
 // preparedBranches lists what is prepared on the shards' servers. problems are
 // what could not be asked, or is not as recorded.
 func preparedBranches(ctx context.Context, c *config.Config) (branches []audit.Branch, problems []error, err error) {
-	quiet := slog.New(slog.DiscardHandler) // what the clients log is in the problems, or no matter
 	sink, err := txsink.Open(sinkConfig(c, quiet))
 	if err != nil {
 		return nil, nil, &usageError{err}
@@ -31,7 +34,8 @@ func preparedBranches(ctx context.Context, c *config.Config) (branches []audit.B
 	}
 	defer kafka.Close()
 	branches, problems = audit.ListBranches(ctx, audit.Question{
-		Job: c.Job, Topic: c.Kafka.Topic, Shards: shardsToSee{sink, shardNames(c)}, Kafka: kafkaToSee{kafka}, Within: lookWithin,
+		Job: c.Job, Topic: c.Kafka.Topic, Shards: shardsToSee{sink, shardNames(c)}, Kafka: &kafkaToSee{Client: kafka, firstStart: c.FirstStart},
+		Within: lookWithin, LanesWithin: listWithin,
 	})
 	return branches, problems, nil
 }
@@ -68,25 +72,58 @@ func (s shardsToSee) See(ctx context.Context, shard int) (audit.Seen, error) {
 }
 
 // kafkaToSee is Kafka's side as audit needs it.
-type kafkaToSee struct{ *consume.Client }
+type kafkaToSee struct {
+	*consume.Client
+	firstStart bool
+
+	absent []string // topics of the job that a first start will make
+}
 
 // Topic implements audit.BranchKafka.
-func (k kafkaToSee) Topic(ctx context.Context) (checkpoint.UUID, error) {
+func (k *kafkaToSee) Topic(ctx context.Context) (checkpoint.UUID, error) {
 	input, err := k.LookUp(ctx)
 	if err != nil {
 		return checkpoint.UUID{}, fmt.Errorf("decisions can't be read: %w", err)
 	}
 	// A lane's Look would wait for a topic that is missing. What else is wrong with
 	// the job's topics a start refuses, and keeps nobody from reading them.
-	err = k.EnsureTopics(ctx, false)
-	if r := checkpoint.AsRefusal(err); err != nil && (r == nil || r.Reason == checkpoint.ReasonTopicMissing) {
+	absent, err := k.CheckTopics(ctx, input, k.firstStart)
+	var unreadable []error
+	for _, err := range checkpoint.Problems(err) {
+		if r := checkpoint.AsRefusal(err); r == nil || r.Reason == checkpoint.ReasonTopicMissing {
+			unreadable = append(unreadable, err)
+		}
+	}
+	if err := errors.Join(unreadable...); err != nil {
 		return checkpoint.UUID{}, fmt.Errorf("decisions can't be read: %w", err)
 	}
+	k.absent = absent
 	return input.ID, nil
 }
 
+// Look implements audit.BranchKafka.
+func (k *kafkaToSee) Look(ctx context.Context, partition int32) (checkpoint.Read, error) {
+	return lookStably(ctx, func(ctx context.Context) (checkpoint.Read, error) {
+		return k.LookWithout(ctx, partition, k.absent)
+	})
+}
+
+// lookStably looks at a lane. Behind an open Kafka transaction it gives up early:
+// other lanes wait for their turn. For a broker that is slow it waits until ctx ends.
+func lookStably(ctx context.Context, look func(context.Context) (checkpoint.Read, error)) (checkpoint.Read, error) {
+	for {
+		stable, cancel := context.WithTimeout(ctx, openWithin)
+		r, err := look(stable)
+		over := stable.Err() != nil
+		cancel()
+		if err == nil || !over || ctx.Err() != nil || consume.Unstable(err) {
+			return r, err
+		}
+	}
+}
+
 // Owned implements audit.BranchKafka.
-func (k kafkaToSee) Owned(ctx context.Context) (func(partition int32) bool, error) {
+func (k *kafkaToSee) Owned(ctx context.Context) (func(partition int32) bool, error) {
 	state, members, err := k.Members(ctx)
 	if err != nil {
 		return nil, err

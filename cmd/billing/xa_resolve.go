@@ -105,8 +105,8 @@ func (r *resolution) problem() error {
 	return errors.Join(errs...)
 }
 
-// resolve settles the lanes that are in doubt. Its own error says that nothing
-// was changed.
+// resolve settles the lanes that are in doubt. Its own error says that no lane
+// was touched.
 func resolve(ctx context.Context, c *config.Config, accept func(reason, what string) bool, log *slog.Logger) (*resolution, error) {
 	sinkCfg := sinkConfig(c, log)
 	sinkCfg.Accept = accept
@@ -143,13 +143,12 @@ func resolve(ctx context.Context, c *config.Config, accept func(reason, what str
 	return r, nil
 }
 
-// checkedJob looks at the servers as a start does, and that no instance runs.
+// checkedJob looks that no instance runs, and at the servers as a start does.
 func checkedJob(ctx context.Context, c *config.Config, sink *txsink.Sink, kafka *consume.Client, accept func(reason, what string) bool) (*checkpoint.Job, error) {
 	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
-	if err := sink.Check(ctx); err != nil {
-		return nil, err
-	}
+	// The shards last: their check records a server that was accepted, and who is
+	// refused because of members has changed nothing.
 	input, err := kafka.Check(ctx)
 	if err != nil {
 		return nil, err
@@ -161,17 +160,20 @@ func checkedJob(ctx context.Context, c *config.Config, sink *txsink.Sink, kafka 
 	if err != nil {
 		return nil, err
 	}
-	job := newJob(c, sink, kafka, input, accept)
-	job.FirstStart = false // no lane starts here
-	if err := job.SameDeployment(found, input.ID, input.Partitions); err != nil {
-		return nil, err
-	}
 	_, members, err := kafka.Members(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if len(members) > 0 {
 		return nil, hasMembers(c.Job, members, "and nothing was changed")
+	}
+	if err := sink.Check(ctx); err != nil {
+		return nil, err
+	}
+	job := newJob(c, sink, kafka, input, accept)
+	job.FirstStart = false // no lane starts here
+	if err := job.SameDeployment(found, input.ID, input.Partitions); err != nil {
+		return nil, err
 	}
 	return job, nil
 }

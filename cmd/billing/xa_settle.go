@@ -130,7 +130,7 @@ func hasMembers(job string, members []consume.Member, since string) error {
 		if len(m.Lanes) > 0 {
 			lanes = "lanes " + strings.Trim(strings.Join(strings.Fields(fmt.Sprint(m.Lanes)), ", "), "[]")
 		}
-		list = append(list, fmt.Sprintf("%s at %s with %s", what, strings.TrimPrefix(m.Host, "/"), lanes))
+		list = append(list, fmt.Sprintf("%s at %s with %s", what, m.Host, lanes))
 	}
 	return &checkpoint.Refusal{Scope: checkpoint.EndsProcess, Reason: audit.ReasonGroupHasMembers, What: job,
 		Wrong: fmt.Sprintf("the consumer group has %s, %s: %s", number(len(members), "member"), since, strings.Join(list, "; ")),

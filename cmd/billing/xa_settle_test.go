@@ -96,7 +96,7 @@ func (g *fakeGroup) Run(ctx context.Context, h consume.Handler) error {
 }
 
 func (g *fakeGroup) Members(context.Context) (string, []consume.Member, error) {
-	return "Stable", append([]consume.Member{{ID: "us", Host: "/10.0.0.1"}}, g.members...), nil
+	return "Stable", append([]consume.Member{{ID: "us", Host: "10.0.0.1"}}, g.members...), nil
 }
 func (g *fakeGroup) Generation() (string, int32) { return "us", 3 }
 func (g *fakeGroup) GroupProblem() string        { return g.problem }
@@ -137,7 +137,7 @@ func TestSettle(t *testing.T) {
 		{name: "the group gives nothing", endTxn: checkpointtest.Lost, group: &fakeGroup{problem: "not in the consumer group job: no rights"}, code: exitFailed,
 			says: []string{"has not given us the lane for 30s", "no rights"}, takes: givenWithin},
 		{name: "somebody else has joined", endTxn: checkpointtest.Lost, code: exitRefused, takes: givenWithin,
-			group: &fakeGroup{members: []consume.Member{{ID: "them", Instance: "i-7", Host: "/10.0.0.9", Lanes: []int32{0, 1}}}},
+			group: &fakeGroup{members: []consume.Member{{ID: "them", Instance: "i-7", Host: "10.0.0.9", Lanes: []int32{0, 1}}}},
 			says:  []string{"(group-has-members) job", "1 member", "them, kafka.instance_id i-7 at 10.0.0.9 with lanes 0, 1"}},
 		{name: "the group fails", endTxn: checkpointtest.Lost, group: &fakeGroup{fails: errors.New("no client")}, code: exitFailed, says: []string{"consumer group: no client"}},
 		{name: "interrupted before it was given", endTxn: checkpointtest.Lost, group: &fakeGroup{}, interrupt: time.Second, code: exitFailed, says: []string{"interrupted", "run it again"}, takes: time.Second},

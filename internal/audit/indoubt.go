@@ -49,8 +49,8 @@ type BranchShards interface {
 type BranchKafka interface {
 	// Topic is the id of the input topic. After an error nothing else is asked.
 	Topic(ctx context.Context) (checkpoint.UUID, error)
-	// Look reads a lane stably, under no fence. It waits for an open Kafka
-	// transaction of the lane until ctx ends.
+	// Look reads a lane stably, under no fence. For an open Kafka transaction of the
+	// lane it waits no longer than an owner's may take. It is bounded by ctx.
 	Look(ctx context.Context, partition int32) (checkpoint.Read, error)
 	// Owned tells of which lanes a member of the job's group may be at work.
 	Owned(ctx context.Context) (func(partition int32) bool, error)
@@ -97,10 +97,11 @@ func (b *Branch) Lane() string {
 
 // Question is what ListBranches asks about.
 type Question struct {
-	Job, Topic string
-	Shards     BranchShards
-	Kafka      BranchKafka
-	Within     time.Duration // for one look at a shard, and for what Kafka is asked at a time
+	Job, Topic  string
+	Shards      BranchShards
+	Kafka       BranchKafka
+	Within      time.Duration // for one look at a shard, for one lane, and for what else Kafka is asked at a time
+	LanesWithin time.Duration // for all lanes that are read at a time: only some are read side by side
 }
 
 // rounds bound how often a lane is looked at again because its owner has moved
@@ -224,20 +225,25 @@ func (l *look) behind(partition int32, g checkpoint.GTRID, n checkpoint.Name) bo
 // atOnce bounds the lanes that are read side by side.
 const atOnce = 16
 
-// decide reads what the decisions of the lanes are, and who has the lanes.
+// decide reads what the decisions of the lanes are, and who has the lanes. Each
+// lane has its own time: those that can't be told take none of the others'.
 func (l *look) decide(ctx context.Context, partitions []int32) {
-	ctx, cancel := context.WithTimeout(ctx, l.Within)
-	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		owned, err := l.Kafka.Owned(ctx)
+		octx, cancel := context.WithTimeout(ctx, l.Within)
+		defer cancel()
+		owned, err := l.Kafka.Owned(octx)
 		if l.ownedError = err; err == nil {
 			l.owned = owned
 		}
 	})
 	found := make([]laneDecision, len(partitions))
+	all, cancel := context.WithTimeout(ctx, l.LanesWithin)
+	defer cancel()
 	eachOf(len(partitions), func(i int) {
-		found[i] = l.read(ctx, partitions[i])
+		lctx, cancel := context.WithTimeout(all, l.Within)
+		defer cancel()
+		found[i] = l.read(lctx, partitions[i])
 	})
 	for i, p := range partitions {
 		l.found[p] = found[i]
@@ -258,15 +264,11 @@ func (l *look) read(ctx context.Context, partition int32) (f laneDecision) {
 			return laneDecision{err: err}
 		}
 		f.d, f.known, f.err = job.Decided(lane, &r)
-		if f.err == nil || before != nil && sameCopies(before, &r) {
+		if f.err == nil || before != nil && r.Same(before) {
 			return f
 		}
 		before = &r
 	}
-}
-
-func sameCopies(a, b *checkpoint.Read) bool {
-	return a.HasOffset == b.HasOffset && a.Offset == b.Offset && a.Metadata == b.Metadata && a.Record == b.Record
 }
 
 // branches are all that are listed, each once: those of a shard as the shard

@@ -24,6 +24,8 @@ var (
 	set     = checkpoint.UUID{7}
 	topicID = checkpoint.UUID{1}
 	within  = 10 * time.Second
+	allIn   = 30 * time.Second // all lanes
+	openFor = 3 * time.Second  // a lane behind an open Kafka transaction
 )
 
 // gtridOf is written down a second time, on purpose: names are a contract.
@@ -86,6 +88,7 @@ type fakeKafka struct {
 	reads    map[int32][]checkpoint.Read
 	errs     map[int32]error
 	hang     map[int32]bool
+	open     map[int32]bool // behind a Kafka transaction
 	owned    []int32
 	ownedErr error
 	looked   int
@@ -97,6 +100,13 @@ func (f *fakeKafka) Look(ctx context.Context, partition int32) (checkpoint.Read,
 	if f.hang[partition] {
 		<-ctx.Done()
 		return checkpoint.Read{}, fmt.Errorf("lane %d: unstable: %w", partition, ctx.Err())
+	}
+	if f.open[partition] {
+		select {
+		case <-ctx.Done():
+		case <-time.After(openFor):
+		}
+		return checkpoint.Read{}, fmt.Errorf("lane %d: open", partition)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -138,7 +148,7 @@ func decidedBy(t *testing.T, partition int32, incarnation, branchOf, seq int64) 
 
 func ask(t *testing.T, shards BranchShards, kafka BranchKafka) (lines []string, branches []Branch, problems []error) {
 	t.Helper()
-	branches, problems = ListBranches(t.Context(), Question{Job: testJob, Topic: testTopic, Shards: shards, Kafka: kafka, Within: within})
+	branches, problems = ListBranches(t.Context(), Question{Job: testJob, Topic: testTopic, Shards: shards, Kafka: kafka, Within: within, LanesWithin: allIn})
 	for i := range branches {
 		b := &branches[i]
 		line := string(b.Owner)
@@ -408,6 +418,56 @@ func TestWhatDoesNotAnswer(t *testing.T) {
 				}
 				if strings.HasPrefix(name, "a shard") && len(branches[1].Servers) == 1 && !strings.Contains(branches[1].Why, "eu-1 itself did not answer") {
 					t.Errorf("why: %q", branches[1].Why)
+				}
+			})
+		})
+	}
+}
+
+// TestManyLanesThatCantBeTold: those behind them are told all the same, and the
+// whole has an end.
+func TestManyLanesThatCantBeTold(t *testing.T) {
+	for name, c := range map[string]struct {
+		open, hang int // so many lanes come first
+		told       bool
+		takes      time.Duration
+	}{
+		"open transactions":           {open: 5 * atOnce, told: true, takes: 5 * openFor},
+		"no answer":                   {hang: 2 * atOnce, told: true, takes: 2 * within},
+		"more than there is time":     {open: 11 * atOnce, takes: allIn},
+		"no answer, and no time left": {hang: 4 * atOnce, takes: allIn},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				kafka := &fakeKafka{open: map[int32]bool{}, hang: map[int32]bool{}, reads: map[int32][]checkpoint.Read{}}
+				last := int32(c.open + c.hang)
+				var listed []XID
+				for p := range last {
+					kafka.open[p], kafka.hang[p] = c.open > 0, c.hang > 0
+					listed = append(listed, our(0, p, 5, 9))
+				}
+				kafka.hang[last] = !c.told
+				kafka.reads[last] = []checkpoint.Read{decidedBy(t, last, 5, 5, 9)}
+				begun := time.Now()
+				_, branches, problems := ask(t, shardsOf(on("A", append(listed, our(0, last, 5, 9))...)), kafka)
+				if took := time.Since(begun); took != c.takes {
+					t.Errorf("took %s, want %s", took, c.takes)
+				}
+				unknown := 0
+				for i := range branches {
+					b := &branches[i]
+					if b.Word == Unknown {
+						unknown++
+					} else if b.Name.Partition != last || b.Word != checkpoint.Decided {
+						t.Errorf("%s is %s (%s)", b.Lane(), b.Word, b.Why)
+					}
+				}
+				want := int(last)
+				if !c.told {
+					want++
+				}
+				if unknown != want || len(problems) != want {
+					t.Errorf("%d unknown, %d problems, want %d", unknown, len(problems), want)
 				}
 			})
 		})

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kgo"
+
 	"billing/test/proxy"
 	"billing/test/servers"
 )
@@ -434,6 +436,14 @@ func TestXAServerChanged(t *testing.T) {
 	}
 	w.ask("xa", "resolve").must(t, 3, "(server-changed) s0", "--accept server-changed:s0")
 	all(t, "prepared", w.prepared(), 1)
+
+	// Who is refused because of a member has recorded nothing, whatever was accepted.
+	member := w.kafka.Client(t, kgo.ConsumerGroup(w.job), kgo.ConsumeTopics(w.topic), kgo.DisableAutoCommit())
+	w.waitMembers(1)
+	w.ask("xa", "resolve", "--accept", "server-changed:s0").must(t, 3, "group-has-members", "1 member", "nothing was changed")
+	member.Close()
+	w.waitNoMembers(time.Minute)
+	w.ask("xa", "resolve").must(t, 3, "(server-changed) s0")
 	w.ask("xa", "resolve", "--accept", "server-changed:s0").must(t, 0, "1 settled", "1 committed")
 	s := w.run("")
 	w.waitAccounted()
