@@ -1,6 +1,10 @@
 package e2e
 
 import (
+	"database/sql"
+	"errors"
+	"os"
+	"strings"
 	"testing"
 
 	"github.com/google/uuid"
@@ -33,6 +37,53 @@ func TestVerify(t *testing.T) {
 	if err := contains(v.output(), "ok: no difference, the decisions in Kafka agree\n"); err != nil {
 		t.Error(err, v.output())
 	}
-	t.Log(v.output())
 	w.exact()
+}
+
+// TestWasItBilled: the statement that docs/operating.md gives for an event's id
+// finds it, by its index.
+func TestWasItBilled(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2, withPartitions(2))
+	s := w.run("")
+	ids := w.charge(1, 20)
+	w.waitAccounted()
+	s.stop()
+	doc, err := os.ReadFile("../../docs/operating.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, statement, _ := strings.Cut(string(doc), "SET @source")
+	set, statement, found := strings.Cut(statement, ";\n")
+	statement, _, ended := strings.Cut(statement, ";\n```")
+	if !found || !ended {
+		t.Fatal("docs/operating.md has no such statement any more")
+	}
+	set = "SET @source" + strings.NewReplacer("/meters/eu-1", "/e2e", "9c0b4a52-7d0e-4c55-8a0f-2b0c8e0e6d11", ids[7]).Replace(set)
+	statement = strings.NewReplacer("'billing.events'", "'"+w.topic+"'", "12 - 1", "2 - 1").Replace(statement)
+	rows := 0
+	for i, db := range w.shards {
+		c, err := db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := c.ExecContext(t.Context(), set); err != nil {
+			t.Fatalf("%s: %v", set, err)
+		}
+		var partition, offset int
+		var account, amount, currency, window string
+		switch err := c.QueryRowContext(t.Context(), statement).Scan(&partition, &offset, &account, &amount, &currency, &window); {
+		case errors.Is(err, sql.ErrNoRows):
+		case err != nil:
+			t.Fatalf("shard %d: %s: %v", i, statement, err)
+		default:
+			if rows++; partition != 1 || offset != 7 {
+				t.Errorf("shard %d: partition %d, offset %d", i, partition, offset)
+			}
+		}
+	}
+	if rows != 1 {
+		t.Errorf("%d rows for an event that is booked once", rows)
+	}
 }
