@@ -136,7 +136,7 @@ func TestWrongUsageIs2(t *testing.T) {
 func TestUnreachableServerIs4(t *testing.T) {
 	for _, args := range [][]string{{"migrate"}, {"xa", "resolve"}} {
 		got := run(t, inDir(t, goodConfig), nil, args...)
-		if got.code != 4 || got.out != "" || !strings.HasPrefix(got.errOut, "billing: "+strings.Join(args, " ")+": ") || strings.Contains(got.errOut, "s3cr3t") {
+		if got.code != 4 || got.out != "" || !strings.Contains("\n"+got.errOut, "\nbilling: "+strings.Join(args, " ")+": ") || strings.Contains(got.errOut, "s3cr3t") {
 			t.Errorf("%q: exit %d, stdout %q, stderr %q", args, got.code, got.out, got.errOut)
 		}
 	}
