@@ -182,7 +182,11 @@ func produce(ctx context.Context, c *config.Config, f *loadFlags, out, errOut io
 	defer to.Close(ctx)
 
 	w := newLoadWriting(cfg, f, to)
-	told := tellProgress(ctx, errOut, isTerminal(errOut), int64(f.count), w.written)
+	begun := time.Now()
+	told := newProgress(errOut, isTerminal(errOut)).tell(ctx, func() string {
+		n := w.written()
+		return fmt.Sprintf("produce: %d of %d messages written, %.0f a second", n, f.count, float64(n)/time.Since(begun).Seconds())
+	})
 	err = w.run(ctx)
 	told()
 	if err != nil {

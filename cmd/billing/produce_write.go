@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"math/rand/v2"
-	"os"
 	"sync/atomic"
 	"time"
 
@@ -160,53 +157,4 @@ func (w *loadWriting) written() int64 {
 		return w.committed.Load()
 	}
 	return w.to.Acknowledged()
-}
-
-// How often progress is told.
-const (
-	tellPerson = 500 * time.Millisecond // on a terminal, on one line
-	tellLog    = 10 * time.Second
-)
-
-// tellProgress tells how far a load is until the function that it returns is
-// called: on a terminal on one line, which is gone at the end.
-func tellProgress(ctx context.Context, to io.Writer, terminal bool, count int64, written func() int64) (end func()) {
-	every, begin, finish := tellLog, "", "\n"
-	if terminal {
-		every, begin, finish = tellPerson, "\r", "\x1b[K"
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		tick := time.NewTicker(every)
-		defer tick.Stop()
-		started, told := time.Now(), false
-		for {
-			select {
-			case <-ctx.Done():
-				if told && terminal {
-					fmt.Fprint(to, begin, finish)
-				}
-				return
-			case <-tick.C:
-			}
-			n := written()
-			fmt.Fprintf(to, "%sproduce: %d of %d messages written, %.0f a second%s", begin, n, count, float64(n)/time.Since(started).Seconds(), finish)
-			told = true
-		}
-	}()
-	return func() {
-		cancel()
-		<-ended
-	}
-}
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"strings"
@@ -135,29 +134,6 @@ func TestLoadEndsAtTheFirstError(t *testing.T) {
 
 // Whoever reads a log gets a line now and then, and none for a short run; whoever
 // sits before a terminal one line that is written again and again.
-func TestProgressIsTold(t *testing.T) {
-	for _, c := range []struct {
-		terminal bool
-		after    time.Duration
-		want     string
-	}{
-		{false, 9 * time.Second, ""},
-		{false, 29 * time.Second, "produce: 70 of 1000 messages written, 7 a second\nproduce: 70 of 1000 messages written, 4 a second\n"},
-		{true, 400 * time.Millisecond, ""},
-		{true, 1400 * time.Millisecond, "\rproduce: 70 of 1000 messages written, 140 a second\x1b[K\rproduce: 70 of 1000 messages written, 70 a second\x1b[K\r\x1b[K"},
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			var out bytes.Buffer
-			end := tellProgress(t.Context(), &out, c.terminal, 1000, func() int64 { return 70 })
-			<-time.After(c.after)
-			end()
-			if out.String() != c.want {
-				t.Errorf("after %s: %q", c.after, out.String())
-			}
-		})
-	}
-}
-
 // An answer that can't be written is none.
 func TestAnswerThatIsNotTaken(t *testing.T) {
 	w := writing(&loadFlags{count: 500}, &notedLoad{})

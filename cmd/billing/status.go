@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -73,7 +72,7 @@ shown all the same. It takes about 10 s when servers are away.`,
 			}
 			out := cmd.OutOrStdout()
 			if watch {
-				write, separator := watched(asJSON, onScreen(out))
+				write, separator := watched(asJSON, isTerminal(out))
 				return watchStatus(cmd.Context(), out, every, separator, write, l.look)
 			}
 			a, err := l.look(cmd.Context()).joined()
@@ -127,15 +126,6 @@ func watched(asJSON, terminal bool) (write func(io.Writer, *statusAnswer) error,
 		}, ""
 	}
 	return writeStatus, "\n"
-}
-
-func onScreen(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
 }
 
 // watchStatus looks again and again until ctx ends. What goes wrong in one look

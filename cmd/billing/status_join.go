@@ -238,7 +238,7 @@ func (s *seen) lane(l *laneSeen) statusLane {
 			a.Shards = append(a.Shards, statusRow{Shard: shard.name, Incarnation: row.Incarnation, Seq: row.Seq, Next: row.Next})
 		}
 		for _, n := range s.branches(shard) {
-			if n.Partition == l.partition && a.InDoubt != nil {
+			if n.Partition == l.partition && !n.otherTopic && a.InDoubt != nil {
 				*a.InDoubt++
 			}
 		}
@@ -317,7 +317,8 @@ func (s *seen) branches(shard *shardSeen) (names []namedBranch) {
 	for _, x := range shard.view.XIDs {
 		n, err := checkpoint.GTRID(x.GTRID).Parse()
 		if err == nil && n.Owner == owner && x.OnShard(shard.number) {
-			names = append(names, namedBranch{n, checkpoint.GTRID(x.GTRID)})
+			other := !s.topicID.IsZero() && n.Lane != checkpoint.LanePrefix(owner, s.topicID, n.Partition)
+			names = append(names, namedBranch{n, checkpoint.GTRID(x.GTRID), other})
 		}
 	}
 	slices.SortFunc(names, func(a, b namedBranch) int { return strings.Compare(string(a.gtrid), string(b.gtrid)) })
@@ -326,14 +327,17 @@ func (s *seen) branches(shard *shardSeen) (names []namedBranch) {
 
 type namedBranch struct {
 	checkpoint.Name
-	gtrid checkpoint.GTRID
+	gtrid      checkpoint.GTRID
+	otherTopic bool // of a topic with another id: one that was deleted, or another one
 }
 
 func (s *seen) shard(shard *shardSeen) statusShard {
 	a := statusShard{Shard: shard.name, Asked: !shard.failed, Branches: []statusBranch{}}
 	for _, n := range s.branches(shard) {
 		b := statusBranch{GTRID: string(n.gtrid), Lane: checkpoint.Lane{Topic: s.topic, Partition: n.Partition}.String(), Incarnation: n.Incarnation, Seq: n.Seq}
-		if int(n.Partition) < len(s.lanes) {
+		if n.otherTopic {
+			b.Lane = fmt.Sprintf("partition %d of another topic", n.Partition)
+		} else if int(n.Partition) < len(s.lanes) {
 			l := &s.lanes[n.Partition]
 			b.Decided = l.decided(n)
 		}

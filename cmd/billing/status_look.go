@@ -60,7 +60,8 @@ func (l *looker) close() {
 // seen is what one look has found, source by source.
 type seen struct {
 	job, topic string
-	at         time.Time // when it began
+	at         time.Time       // when it began
+	topicID    checkpoint.UUID // zero where it is not known
 
 	absent  []string   // the job's own topics that are not there
 	lanes   []laneSeen // by partition; none where the topic is not known
@@ -116,19 +117,22 @@ func (l *looker) look(ctx context.Context) *seen {
 	both.Go(func() { later = l.viewShards(ctx, s) })
 	both.Wait()
 	s.failures = slices.Concat(ofKafka, ofShards, later)
+	if input != nil {
+		s.topicID = input.ID
+	}
 	if input != nil && l.checked {
 		l.foresee(ctx, s, *input)
 	}
 	return s
 }
 
-// lookShards reads every shard, and holds them against the configuration once.
+// lookShards reads every shard, and holds them against the configuration.
 func (l *looker) lookShards(ctx context.Context, s *seen) []error {
 	for i, shard := range l.cfg.Shards {
 		s.shards = append(s.shards, shardSeen{name: shard.Name, number: i})
 	}
-	failures := l.viewShards(ctx, s)
-	if len(failures) > 0 || l.checked {
+	l.checked = false
+	if failures := l.viewShards(ctx, s); len(failures) > 0 {
 		return failures
 	}
 	ctx, cancel := context.WithTimeout(ctx, serverWithin)

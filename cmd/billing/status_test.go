@@ -178,6 +178,10 @@ func TestStatusOfALane(t *testing.T) {
 				{FormatID: 1, GTRID: strings.Replace(string(statusGTRID(0, 4, 18)), "exb1", "exb1f", 1)[:64], BQUAL: "s0"}, // another job's
 			}
 		}}, "0 0 12:00:00.01 1", "", nil},
+		"a branch of a topic that was deleted": {[]func(*seen){func(s *seen) {
+			s.topicID = checkpoint.UUID{7}
+			s.shards[0].view.XIDs = []txsink.XID{{FormatID: 1, GTRID: string(statusGTRID(0, 4, 18)), BQUAL: "s0"}}
+		}}, "0 0 12:00:00.01 0", "", nil},
 		"foreseen, nobody has it": {[]func(*seen){unowned, func(s *seen) {
 			s.lanes[0].judged, s.lanes[0].foreseen = true, fmt.Errorf("a: %w", lostEpoch)
 		}}, "0 0 ? 0", "lost-epoch, foreseen: restore it", nil},
@@ -656,7 +660,7 @@ func TestStatusWatch(t *testing.T) {
 			}
 		})
 	}
-	if onScreen(new(bytes.Buffer)) {
+	if isTerminal(new(bytes.Buffer)) {
 		t.Error("a buffer is a terminal")
 	}
 }

@@ -32,8 +32,8 @@ Each difference is one line on stdout: shard, table, key, what is wrong, what wa
 expected. A branch that stays prepared is in doubt, which is no difference: the
 service ends it, or billing xa resolve.
 
-Exits with 0 if everything is right, 1 if there are differences, 4 if a MySQL server
-could not be reached or failed. Without Kafka it says that decisions were not
+Exits with 0 if everything is right, 1 if there are differences, 3 if the databases
+are not those of the configuration, 4 if a MySQL server could not be reached or failed. Without Kafka it says that decisions were not
 compared; that changes no exit code.
 
 With --json the answer is one object: ok, differences (shard, table, key, wrong,
@@ -76,10 +76,10 @@ func verify(ctx context.Context, c *config.Config, out verifyWriter, errOut io.W
 	}
 	defer kafka.Close()
 
-	shown := newProgress(errOut)
+	shown := newProgress(errOut, isTerminal(errOut))
 	begun := time.Now()
 	sum, err := audit.Verify(ctx, audit.Config{
-		Job: c.Job, Topic: c.Kafka.Topic, Shards: shardNames(c), Window: c.Aggregate.Window,
+		Job: c.Job, Topic: c.Kafka.Topic, Shards: shardNames(c), Window: c.Aggregate.Window, TypePrefix: c.Message.TypePrefix,
 		MySQL: sink, Kafka: kafka,
 		Tell: audit.Listener{
 			Difference: func(d audit.Difference) { shown.clear(); out.difference(d) },
@@ -159,6 +159,7 @@ func (w *verifyText) note(n string) { w.line("note: %s", n) }
 
 func (w *verifyText) end(sum audit.Summary, failure error) error {
 	if failure != nil {
+		w.line("FAILED: not everything was compared, %d differences so far", sum.Differences)
 		return w.err
 	}
 	o := &sum.Outcomes

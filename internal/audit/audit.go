@@ -53,6 +53,8 @@ type Config struct {
 	Shards []string      // names, by number
 	Window time.Duration // of the totals
 
+	TypePrefix string // with Window it is what the job's decisions were made with
+
 	MySQL MySQL
 	Kafka Kafka // nil: decisions are not compared
 
@@ -136,9 +138,6 @@ type Booked struct {
 	Entries  int64  `json:"entry_count"`
 }
 
-// ErrNoTables says that a shard has none of the service's tables.
-var ErrNoTables = errors.New("the shard has no tables of this service: was it migrated?")
-
 // errStop ends an audit that has said why it can't go on.
 var errStop = errors.New("stop")
 
@@ -168,6 +167,7 @@ func Verify(ctx context.Context, cfg Config) (Summary, error) {
 		v.open,      // every shard at one moment, all moments as near as can be
 		v.identity,  // whose tables these are
 		v.findLanes, // which lanes there are
+		v.sameJob,   // whether Kafka knows them by the same settings
 		v.chains,    // every epoch of every lane, with everything that it wrote
 		v.totals,    // what the totals add up to
 		v.behind,    // what shards were behind with; the decisions; what is in doubt

@@ -247,10 +247,10 @@ type listed struct {
 
 // prepared lists the branches of this service that are prepared now.
 func (v *verifier) prepared(ctx context.Context) (all []listed, err error) {
-	for i, name := range v.cfg.Shards {
+	for i := range v.cfg.Shards {
 		gtrids, err := v.cfg.MySQL.Prepared(ctx, i)
 		if err != nil {
-			return nil, fmt.Errorf("shard %s: %w", name, err)
+			return nil, err // it names the shard
 		}
 		for _, g := range gtrids {
 			if n, err := g.Parse(); err == nil {
@@ -328,6 +328,10 @@ func (v *verifier) tellDoubt(b listed, decided map[checkpoint.Lane]*checkpoint.D
 // reachable is for how long Kafka is tried to be reached.
 const reachable = 4 * time.Second
 
+// lanesAtOnce is how many lanes' decisions are read side by side: one behind an
+// open Kafka transaction takes all of patience.
+const lanesAtOnce = 32
+
 // decisions reads the lanes' decisions from Kafka. What can't be read is noted,
 // and then missing.
 func (v *verifier) decisions(ctx context.Context) map[checkpoint.Lane]*checkpoint.Decision {
@@ -343,8 +347,6 @@ func (v *verifier) decisions(ctx context.Context) map[checkpoint.Lane]*checkpoin
 		v.told.note("decisions were not compared: %s", oneLine(err))
 		return decided
 	}
-	ctx, cancel := context.WithTimeout(ctx, v.cfg.Patience)
-	defer cancel()
 	claims := map[checkpoint.Lane]int64{}
 	for _, l := range v.lanes {
 		for _, s := range l.sides {
@@ -356,7 +358,7 @@ func (v *verifier) decisions(ctx context.Context) map[checkpoint.Lane]*checkpoin
 	v.sum.Compared = true
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	turns := make(chan struct{}, 8) // lanes that are read at the same time
+	turns := make(chan struct{}, lanesAtOnce) // a token for each lane that is being read
 	for p := range partitions {
 		turns <- struct{}{}
 		wg.Go(func() {
@@ -380,20 +382,32 @@ func (v *verifier) decisions(ctx context.Context) map[checkpoint.Lane]*checkpoin
 	return decided
 }
 
-// decision reads one lane's decision: its two copies, which are equal once no
-// owner moves between the two reads. claim is the epoch that a shard shows.
+// decision reads one lane's decision: its two copies, which are equal unless an
+// owner moves between the two reads. claim is the epoch that a shard shows. What
+// looks wrong counts when a second reading is the same.
 func (v *verifier) decision(ctx context.Context, id checkpoint.Lane, claim int64) (*checkpoint.Decision, *Difference, error) {
+	ctx, cancel := context.WithTimeout(ctx, v.cfg.Patience)
+	defer cancel()
+	var before *checkpoint.Read
+	var found *Difference
 	for {
 		r, err := v.cfg.Kafka.Look(ctx, id.Partition)
-		if err != nil {
+		if err == nil && before != nil {
+			err = ctx.Err()
+		}
+		switch {
+		case err != nil && found != nil:
+			return nil, nil, fmt.Errorf("%w (before it: %s)", err, found.Wrong)
+		case err != nil:
 			return nil, nil, err
 		}
 		d, wrong, err := v.judge(id, claim, &r)
-		if err != nil || wrong == nil && (d == nil || d.Seq >= claim) {
-			return d, nil, err
+		if err != nil || wrong == nil && (d == nil || d.Seq >= claim) || before != nil && before.Same(&r) {
+			return d, wrong, err
 		}
-		if pause(ctx, lookAgain) != nil {
-			return d, wrong, nil
+		before, found = &r, wrong
+		if err := pause(ctx, lookAgain); err != nil {
+			return nil, nil, err
 		}
 	}
 }

@@ -7,14 +7,17 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"billing/internal/checkpoint"
 )
 
 var in0 = checkpoint.Lane{Topic: "in", Partition: 0}
 
-// answers gives one Read after the other, the last one for ever.
+// answers gives one Read after the other, the last one for ever; each takes its
+// time.
 type answers struct {
+	takes time.Duration
 	mu    sync.Mutex
 	reads []checkpoint.Read
 	err   error
@@ -23,7 +26,12 @@ type answers struct {
 
 func (a *answers) Partitions(context.Context) (int32, error) { return 1, a.err }
 
-func (a *answers) Look(context.Context, int32) (checkpoint.Read, error) {
+func (a *answers) Look(ctx context.Context, _ int32) (checkpoint.Read, error) {
+	if a.takes > 0 {
+		if err := pause(ctx, a.takes); err != nil {
+			return checkpoint.Read{}, err
+		}
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	r := a.reads[min(a.asked, len(a.reads)-1)]
@@ -100,19 +108,35 @@ func TestDecisions(t *testing.T) {
 		"the decision is of a newer form": {reads: []checkpoint.Read{other(func(r *checkpoint.Read) { r.Record = `{"v":99}`; r.Metadata = r.Record })}, seqs: []int64{7, 7}, want: "note: the decision of in/0 was not compared: "},
 	} {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				var told []string
-				v := auditOf(&answers{reads: c.reads}, &told, c.seqs...)
-				lates := v.lates(v.decisions(t.Context()))
-				if got := strings.Join(told, "\n"); !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") || len(told) > 1 {
-					t.Errorf("told %q, want %q", got, c.want)
-				}
-				if len(lates) != c.late {
-					t.Errorf("%d shards have to show more, want %d", len(lates), c.late)
-				}
-			})
+			for _, takes := range []time.Duration{0, 300 * time.Millisecond, 4900 * time.Millisecond} {
+				synctest.Test(t, func(t *testing.T) {
+					var told []string
+					v := auditOf(&answers{reads: c.reads, takes: takes}, &told, c.seqs...)
+					lates := v.lates(v.decisions(t.Context()))
+					if got := strings.Join(told, "\n"); !strings.HasPrefix(got, c.want) || (got == "") != (c.want == "") || len(told) > 1 {
+						t.Errorf("readings that take %s: told %q, want %q", takes, got, c.want)
+					}
+					if len(lates) != c.late {
+						t.Errorf("readings that take %s: %d shards have to show more, want %d", takes, len(lates), c.late)
+					}
+				})
+			}
 		})
 	}
+}
+
+// TestDecisionsThatAreNotReadTwice: what was seen once in the time that there is
+// is not taken for a difference, and not kept back either.
+func TestDecisionsThatAreNotReadTwice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		torn := readOf(t, decision(7, 70, "g"))
+		torn.Record = ""
+		var told []string
+		v := auditOf(&answers{reads: []checkpoint.Read{torn}, takes: 7 * time.Second}, &told, 7, 7)
+		if v.decisions(t.Context()); len(told) != 1 || !strings.HasPrefix(told[0], "note: the decision of in/0 was not compared: ") || !strings.Contains(told[0], "the two copies of the decision differ") {
+			t.Errorf("told %q", told)
+		}
+	})
 }
 
 func TestDecisionsWithoutKafka(t *testing.T) {
@@ -121,6 +145,34 @@ func TestDecisionsWithoutKafka(t *testing.T) {
 		v := auditOf(kafka, &told, 7, 7)
 		if d := v.decisions(t.Context()); len(d) != 0 || v.sum.Compared || len(told) != 1 || !strings.HasPrefix(told[0], "note: decisions were not compared: ") || strings.Contains(told[0], "\n") {
 			t.Errorf("%s: %v, compared %t, told %q", name, d, v.sum.Compared, told)
+		}
+	}
+}
+
+// TestSameJob: with other settings than the job's every row would look wrong.
+func TestSameJob(t *testing.T) {
+	set := checkpoint.UUID{5}
+	d := decision(7, 70, "g")
+	d.Fingerprint, d.Settings = checkpoint.Fingerprint(set, time.Hour, "a."), checkpoint.Settings(time.Hour, "a.")
+	for name, c := range map[string]struct {
+		window  time.Duration
+		prefix  string
+		kafka   Kafka
+		refused bool
+	}{
+		"the same":       {time.Hour, "a.", &answers{reads: []checkpoint.Read{readOf(t, d)}}, false},
+		"another window": {15 * time.Minute, "a.", &answers{reads: []checkpoint.Read{readOf(t, d)}}, true},
+		"another prefix": {time.Hour, "b.", &answers{reads: []checkpoint.Read{readOf(t, d)}}, true},
+		"Kafka is away":  {15 * time.Minute, "a.", &answers{err: errors.New("away")}, false},
+		"no decision":    {15 * time.Minute, "a.", &answers{reads: []checkpoint.Read{{}}}, false},
+	} {
+		var told []string
+		v := auditOf(c.kafka, &told, 7)
+		v.cfg.Window, v.cfg.TypePrefix = c.window, c.prefix
+		v.shards[0].known, v.shards[0].set = true, set
+		err := v.sameJob(t.Context())
+		if r := checkpoint.AsRefusal(err); (r != nil) != c.refused || r != nil && r.Reason != checkpoint.ReasonFingerprint || len(told) > 0 {
+			t.Errorf("%s: %v, told %q", name, err, told)
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"hash"
-	"math"
 	"strings"
 
 	"billing/internal/checkpoint"
@@ -107,16 +106,22 @@ func (e *epoch) whole() []column {
 
 const epochColumns = "kafka_topic, kafka_partition, seq, topic_id, incarnation, gtrid, offset_from, offset_next, records_in, applied, duplicates, conflicts, rejected, shard_applied, shard_rejects, ledger_on, prepared_at, row_marks"
 
-// load reads the next rows of billing_epoch, at most limit.
-func (s *side) load(ctx context.Context, done int64, limit int) error {
-	s.epochs, s.bySeq = s.epochs[:0], map[int64]*epoch{}
-	read := 0
-	after := done
-	if done == 0 {
-		after = math.MinInt64
-	}
+// plan looks which epochs come next, without what takes room.
+func (s *side) plan(ctx context.Context) error {
+	s.ahead = s.ahead[:0]
 	err := s.scan(ctx, func(r row) error {
-		read++
+		s.ahead = append(s.ahead, planned{seq: r.int(0), rows: r.int(1) + r.int(2), from: r.int(3), next: r.int(4)})
+		return nil
+	}, fmt.Sprintf("SELECT seq, shard_applied, shard_rejects, offset_from, offset_next FROM billing_epoch FORCE INDEX (PRIMARY) WHERE kafka_topic = ? AND kafka_partition = ? AND seq > ? ORDER BY seq LIMIT %d", epochsOfRun),
+		s.lane.id.Topic, s.lane.id.Partition, s.lane.done)
+	s.more = len(s.ahead) == epochsOfRun
+	return err
+}
+
+// load reads the rows of billing_epoch up to the run's last epoch.
+func (s *side) load(ctx context.Context, to int64) error {
+	s.epochs, s.bySeq = s.epochs[:0], map[int64]*epoch{}
+	return s.scan(ctx, func(r row) error {
 		e := newEpoch(r)
 		switch {
 		case e.seq < 1:
@@ -129,10 +134,8 @@ func (s *side) load(ctx context.Context, done int64, limit int) error {
 		s.epochs = append(s.epochs, e)
 		s.bySeq[e.seq] = e
 		return nil
-	}, fmt.Sprintf("SELECT %s, digest FROM billing_epoch FORCE INDEX (PRIMARY) WHERE kafka_topic = ? AND kafka_partition = ? AND seq > ? ORDER BY seq LIMIT %d", epochColumns, limit),
-		s.lane.id.Topic, s.lane.id.Partition, after)
-	s.ended = read < limit
-	return err
+	}, "SELECT "+epochColumns+", digest FROM billing_epoch FORCE INDEX (PRIMARY) WHERE kafka_topic = ? AND kafka_partition = ? AND seq > ? AND seq <= ? ORDER BY seq",
+		s.lane.id.Topic, s.lane.id.Partition, s.lane.done, to)
 }
 
 func newEpoch(r row) *epoch {

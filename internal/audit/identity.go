@@ -17,15 +17,11 @@ import (
 // identity looks whether all tables are there, at billing_schema, and at
 // billing_meta.
 func (v *verifier) identity(ctx context.Context) error {
-	complete := true
-	for _, s := range v.shards {
-		ok, err := v.tablesOf(ctx, s)
-		if err != nil {
-			return err
-		}
-		complete = complete && ok
+	missing, err := v.missingTables(ctx)
+	if err != nil {
+		return err
 	}
-	if !complete {
+	if missing {
 		v.told.note("tables are missing: nothing else was compared")
 		return errStop
 	}
@@ -41,27 +37,34 @@ func (v *verifier) identity(ctx context.Context) error {
 	return nil
 }
 
-// tablesOf reports whether a shard has all tables, and tells which it has not.
-func (v *verifier) tablesOf(ctx context.Context, s *snapshot) (complete bool, err error) {
-	there := map[string]bool{}
-	err = s.scan(ctx, func(r row) error {
-		there[r.text(0)] = true
-		return nil
-	}, "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 'billing\\_%'")
-	if err != nil {
-		return false, err
-	}
-	if len(there) == 0 {
-		return false, fmt.Errorf("shard %s: %w", s.name, ErrNoTables)
-	}
-	complete = true
-	for _, name := range slices.Concat(migrations.Tables, migrations.Views) {
-		if !there[name] {
-			complete = false
-			v.told.difference(Difference{s.name, name, "the table", "it is not there", "the table or view, as migrate makes it"})
+// missingTables tells which tables are not there. Where no shard has any, nothing
+// was lost: the job was never migrated, which is refused.
+func (v *verifier) missingTables(ctx context.Context) (missing bool, err error) {
+	expected := slices.Concat(migrations.Tables, migrations.Views)
+	var lost []Difference
+	for _, s := range v.shards {
+		there := map[string]bool{}
+		err := s.scan(ctx, func(r row) error {
+			there[r.text(0)] = true
+			return nil
+		}, "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 'billing\\_%'")
+		if err != nil {
+			return false, err
+		}
+		for _, name := range expected {
+			if !there[name] {
+				lost = append(lost, Difference{s.name, name, "the table", "it is not there", "the table or view, as migrate makes it"})
+			}
 		}
 	}
-	return complete, nil
+	if len(lost) == len(expected)*len(v.shards) {
+		return false, &checkpoint.Refusal{Scope: checkpoint.EndsProcess, Reason: checkpoint.ReasonMigrationsPending, What: v.shards[0].name,
+			Wrong: "no shard has any table of this service", Next: "run: billing migrate; or point the DSNs at the job's databases"}
+	}
+	for _, d := range lost {
+		v.told.difference(d)
+	}
+	return len(lost) > 0, nil
 }
 
 // schema compares billing_schema with the migrations of this build.
@@ -105,6 +108,7 @@ func (v *verifier) schema(ctx context.Context, s *snapshot) error {
 func (v *verifier) meta(ctx context.Context, s *snapshot) error {
 	found := 0
 	var server string
+	var other error // an intact row of another deployment
 	err := s.scan(ctx, func(r row) error {
 		key := "id " + r.text(0)
 		tell := func(wrong, expected string) { v.told.difference(Difference{s.name, tableMeta, key, wrong, expected}) }
@@ -123,18 +127,14 @@ func (v *verifier) meta(ctx context.Context, s *snapshot) error {
 		}
 		s.known = copy(s.set[:], r[2]) == len(s.set)
 		server = r.text(5)
-		for _, c := range []struct{ column, is, want string }{
-			{"job", r.text(1), v.cfg.Job},
-			{"shard_number", r.text(3), strconv.Itoa(s.number)},
-			{"shard_count", r.text(4), strconv.Itoa(len(v.shards))},
-		} {
-			if c.is != c.want {
-				tell(c.column+" is "+printable(c.is), c.want+", as in the configuration")
-			}
+		if is, want := []string{r.text(1), r.text(3), r.text(4)}, []string{v.cfg.Job, strconv.Itoa(s.number), strconv.Itoa(len(v.shards))}; !slices.Equal(is, want) {
+			other = &checkpoint.Refusal{Scope: checkpoint.EndsProcess, Reason: checkpoint.ReasonShardsChanged, What: s.name,
+				Wrong: fmt.Sprintf("its tables are those of job %s, shard %s of %s (counted from 0); in the configuration it is job %s, shard %s of %s: every row would look wrong", printable(is[0]), is[1], is[2], want[0], want[1], want[2]),
+				Next:  "give the job, and the shards in their order, as they were when they were migrated"}
 		}
 		return nil
 	}, "SELECT id, job, set_id, shard_number, shard_count, server_uuid, checksum FROM billing_meta ORDER BY id")
-	if err != nil {
+	if err = cmp.Or(err, other); err != nil {
 		return err
 	}
 	if found == 0 {
@@ -202,4 +202,31 @@ func (v *verifier) findLanes(ctx context.Context) error {
 		return cmp.Or(cmp.Compare(a.id.Topic, b.id.Topic), cmp.Compare(a.id.Partition, b.id.Partition))
 	})
 	return nil
+}
+
+// sameJob looks whether the job was started with what is configured: with another
+// window every row would look wrong. It asks Kafka, if it can be reached.
+func (v *verifier) sameJob(ctx context.Context) error {
+	i := slices.IndexFunc(v.lanes, func(l *lane) bool { return l.id.Topic == v.cfg.Topic })
+	known := slices.IndexFunc(v.shards, func(s *snapshot) bool { return s.known })
+	if v.cfg.Kafka == nil || i < 0 || known < 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, min(reachable, v.cfg.Patience))
+	defer cancel()
+	if _, err := v.cfg.Kafka.Partitions(ctx); err != nil {
+		return nil //nolint:nilerr // see decisions, which says so
+	}
+	r, err := v.cfg.Kafka.Look(ctx, v.lanes[i].id.Partition)
+	if err != nil {
+		return nil //nolint:nilerr // likewise
+	}
+	d, err := checkpoint.ParseDecision(cmp.Or(r.Record, r.Metadata))
+	if err != nil || d.Fingerprint == checkpoint.Fingerprint(v.shards[known].set, v.cfg.Window, v.cfg.TypePrefix) {
+		return nil //nolint:nilerr // likewise
+	}
+	return &checkpoint.Refusal{Scope: checkpoint.EndsProcess, Reason: checkpoint.ReasonFingerprint, What: v.lanes[i].id.String(),
+		Wrong: fmt.Sprintf("the job was started with %s, in the configuration it is %s; if these are equal, the databases are those of another set: every row would look wrong",
+			d.Settings, checkpoint.Settings(v.cfg.Window, v.cfg.TypePrefix)),
+		Next: "give what the job was started with"}
 }

@@ -18,7 +18,6 @@ type lane struct {
 	id    checkpoint.Lane
 	sides []*side // by shard
 	done  int64   // epochs up to here were compared
-	limit int     // epochs of the next run
 }
 
 // side is a lane on one shard.
@@ -35,9 +34,10 @@ type side struct {
 	rejects int64    // rows
 
 	// The run.
-	epochs []*epoch // in order
+	ahead  []planned // epochs that may be in it
+	more   bool      // and there are more behind them
+	epochs []*epoch  // in order
 	bySeq  map[int64]*epoch
-	ended  bool             // billing_epoch has no more
 	strays map[stray]*group // rows of epochs that are not in the run
 	found  []Difference
 	lines  map[Difference]bool // rows that a line was found for: shard, table and key
@@ -67,7 +67,7 @@ type group struct {
 }
 
 func newLane(v *verifier, id checkpoint.Lane) *lane {
-	l := &lane{v: v, id: id, limit: 64}
+	l := &lane{v: v, id: id, done: math.MinInt64}
 	for _, s := range v.shards {
 		l.sides = append(l.sides, &side{snapshot: s, lane: l, next: [][]byte{make([]byte, 32)}, from: math.MinInt64, lines: map[Difference]bool{}})
 	}
@@ -134,48 +134,45 @@ func (l *lane) passed() (to int64) {
 	return max(0, min(to, l.reach()))
 }
 
-// rowsOfRun is what a run aims at: enough that the round trips do not count,
-// few enough for the memory.
+// What a run may have at most: enough that the round trips do not count, few
+// enough for the memory. An epoch is read as a whole, however many rows it has.
 const (
-	rowsOfRun = 30_000
-	mostOfRun = 1000 // epochs
+	rowsOfRun   = 30_000
+	epochsOfRun = 1000
 )
 
 // all is the end of the last run: whatever is left.
 const all = math.MaxInt64
 
+// planned is an epoch that is not read yet.
+type planned struct {
+	seq, rows  int64
+	from, next int64 // offsets
+}
+
 // run reads and compares the next epochs. It reports whether they were the last.
 func (l *lane) run(ctx context.Context) (ended bool, err error) {
-	if err := l.each(func(s *side) error { return s.load(ctx, l.done, l.limit) }); err != nil {
+	if err := l.each(func(s *side) error { return s.plan(ctx) }); err != nil {
 		return false, err
 	}
-	// The run ends where the first of those that have more ends.
-	to, ended := int64(0), true
-	for _, s := range l.sides {
-		if len(s.epochs) > 0 {
-			to = max(to, s.epochs[len(s.epochs)-1].seq)
+	to, ended := l.span()
+	end := int64(all)
+	if !ended {
+		end = l.endOf(to)
+	}
+	if err := l.each(func(s *side) error {
+		if err := s.load(ctx, to); err != nil {
+			return err
 		}
-	}
-	for _, s := range l.sides {
-		if !s.ended {
-			to, ended = min(to, s.epochs[len(s.epochs)-1].seq), false
-		}
-	}
-	end := l.cut(to)
-	if ended {
-		end = all
-	}
-	if err := l.each(func(s *side) error { return s.check(ctx, to, end) }); err != nil {
+		return s.check(ctx, to, end)
+	}); err != nil {
 		return false, err
 	}
 	l.compare(ended)
-	var rows, epochs int64
 	for _, s := range l.sides {
 		for _, e := range s.epochs {
-			rows += e.ledger + e.rejects
 			l.v.sum.LedgerRows += e.ledger
 			l.v.sum.Rejects += e.rejects
-			epochs = max(epochs, int64(len(s.epochs)))
 		}
 		for _, d := range s.found {
 			l.v.told.difference(d)
@@ -189,10 +186,6 @@ func (l *lane) run(ctx context.Context) (ended bool, err error) {
 		clear(s.lines)
 	}
 	l.done = to
-	if epochs > 0 {
-		perEpoch := max(1, rows/epochs)
-		l.limit = int(min(max(4, rowsOfRun/perEpoch), mostOfRun))
-	}
 	return ended, nil
 }
 
@@ -200,21 +193,47 @@ func (l *lane) each(fn func(s *side) error) error {
 	return l.v.each(func(s *snapshot) error { return fn(l.sides[s.number]) })
 }
 
-// cut drops what is beyond epoch to from the run, and gives the offset where the
-// run ends: what most shards say of that epoch.
-func (l *lane) cut(to int64) (end int64) {
+// span is the last epoch of the run: where the first shard has enough, or all
+// have no more.
+func (l *lane) span() (to int64, ended bool) {
+	to, ended = l.done, true
+	for _, s := range l.sides {
+		if last, limited := s.enough(); !limited {
+			if ended {
+				to = max(to, last)
+			}
+		} else if ended || last < to {
+			to, ended = last, false
+		}
+	}
+	return to, ended
+}
+
+// enough is the last epoch that a run of this shard alone would have. limited
+// says that there are more behind it.
+func (s *side) enough() (last int64, limited bool) {
+	last = s.lane.done
+	var rows int64
+	for i, p := range s.ahead {
+		if rows += max(0, p.rows); i > 0 && rows > rowsOfRun {
+			return last, true
+		}
+		last = p.seq
+	}
+	return last, s.more
+}
+
+// endOf is the offset where epoch seq ends: what most shards say of it.
+func (l *lane) endOf(seq int64) (end int64) {
 	votes := map[int64]int{}
 	for _, s := range l.sides {
-		i, _ := slices.BinarySearchFunc(s.epochs, to+1, func(e *epoch, seq int64) int { return int(e.seq - seq) })
-		if i < len(s.epochs) {
-			if s.epochs[i].seq == to+1 {
-				votes[s.epochs[i].from]++
+		for _, p := range s.ahead {
+			switch p.seq {
+			case seq:
+				votes[p.next]++
+			case seq + 1:
+				votes[p.from]++
 			}
-			s.ended = false
-		}
-		s.epochs = s.epochs[:i]
-		if i > 0 && s.epochs[i-1].seq == to {
-			votes[s.epochs[i-1].next]++
 		}
 	}
 	for offset, n := range votes {

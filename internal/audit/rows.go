@@ -211,7 +211,7 @@ func (s *side) keptRow(r row) {
 // or with all where end says so.
 func (s *side) readSums(ctx context.Context, to, end int64) error {
 	query, args := "SELECT "+sumColumns+" FROM billing_epoch_sum FORCE INDEX (PRIMARY) WHERE kafka_topic = ? AND kafka_partition = ?", []any{s.lane.id.Topic, s.lane.id.Partition}
-	if s.lane.done > 0 {
+	if s.lane.done != math.MinInt64 {
 		query, args = query+" AND seq > ?", append(args, s.lane.done)
 	}
 	if end != all {

@@ -109,7 +109,7 @@ func (job *Job) ForeseeLane(ctx context.Context, lane Lane, look func(context.Co
 		if err != nil {
 			return r, d, fmt.Errorf("look again: %w (before it: %s)", err, refused.Error())
 		}
-		same := again.HasOffset == r.HasOffset && again.Offset == r.Offset && again.Metadata == r.Metadata && again.Record == r.Record
+		same := again.Same(&r)
 		r = again
 		if same && !byShard {
 			// The log's ends were read before D, which may have passed them.

@@ -85,6 +85,13 @@ type Read struct {
 	StateEnd   int64 // its high watermark
 }
 
+// Same reports whether two readings found the same decision, in the same two
+// copies. An owner at work moves between the readings of the copies: what is
+// found twice is a fact.
+func (r *Read) Same(o *Read) bool {
+	return r.HasOffset == o.HasOffset && r.Offset == o.Offset && r.Metadata == o.Metadata && r.Record == o.Record
+}
+
 // Shard is what the protocol needs of one MySQL shard. Every call takes a
 // connection of its own that was checked to be the recorded, writable server,
 // and may be retried by the caller. An error that is not one of this package's

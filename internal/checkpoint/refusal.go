@@ -85,11 +85,11 @@ func Problems(err error) (all []error) {
 
 // knows reports whether Problems finds something in err.
 func knows(err error) bool {
-	for range every[*Refusal](err) {
-		return true
-	}
-	for range every[*ServerError](err) {
-		return true
+	for e := range every[error](err) {
+		switch e.(type) { //nolint:errorlint // every walks the tree
+		case *Refusal, *ServerError:
+			return true
+		}
 	}
 	return false
 }

@@ -25,6 +25,7 @@ type Session struct {
 	incarnation int64
 	decision    atomic.Pointer[Decision] // D: the last known committed
 	phase2      atomic.Bool              // C8 works on D's gtrid and is its only committer
+	seenAll     atomic.Bool              // no shard has more of the lane than the takeover's D
 
 	epochNext int64           // where epoch D.Seq ended; D.Next may be larger on an idle lane
 	digests   [][]byte        // by shard: of the row of epoch D.Seq

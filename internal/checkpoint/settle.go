@@ -223,6 +223,9 @@ func (s *Session) act(ctx context.Context, i int, shard Shard, g GTRID, d *Decis
 		}
 	case rollBack:
 		assert(g != d.GTRID && n.Incarnation < s.incarnation, "only a dead session's branch is rolled back: %s", g)
+		if err := s.noneAhead(ctx, d); err != nil {
+			return v, err
+		}
 		if err := shard.Rollback(ctx, g); err != nil {
 			return v, fmt.Errorf("roll back %s: %w", g, err)
 		}
@@ -236,6 +239,26 @@ func (s *Session) act(ctx context.Context, i int, shard Shard, g GTRID, d *Decis
 		return v, impossibleBranch(s.lane, shard, g)
 	}
 	return v, nil
+}
+
+// noneAhead looks, before the first branch of a dead session is rolled back,
+// whether a shard has more of the lane than D. Under the protocol none has. But if
+// Kafka has lost its last decision, a shard may show the epoch that it decided
+// while the branch on another one is still prepared: rolled back, it could not be
+// had again when Kafka is restored.
+func (s *Session) noneAhead(ctx context.Context, d *Decision) error {
+	if s.seenAll.Load() {
+		return nil
+	}
+	err := s.job.eachShard(false, func(_ int, shard Shard) error {
+		_, _, err := s.job.laneRow(ctx, s.lane, shard, d)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("before a branch is rolled back: %w", err)
+	}
+	s.seenAll.Store(true)
+	return nil
 }
 
 // Sweep repeats S4's rule while the lane runs, until ctx ends or the session

@@ -94,6 +94,10 @@ func TestSettleRefuses(t *testing.T) {
 		"a shard is ahead": {func(w *world) {
 			w.Shard(1).SetLaneRow(&checkpoint.LaneRow{Incarnation: 1, Seq: 4, Next: 8})
 		}, checkpoint.ReasonShardAhead, []string{"shard s1", "up to 4 (next offset 8)", "epoch 3 (offset 6)"}},
+		"a shard is ahead, and another has the branch still prepared": {func(w *world) {
+			w.Shard(1).SetLaneRow(&checkpoint.LaneRow{Incarnation: 1, Seq: 4, Next: 8})
+			w.Shard(0).Put(branch(lastDecision(w), 1, 4))
+		}, checkpoint.ReasonShardAhead, []string{"shard s1", "up to 4 (next offset 8)", "epoch 3 (offset 6)"}},
 		"a branch of an epoch that no decision comes before": {func(w *world) {
 			w.Shard(1).SetLaneRow(&checkpoint.LaneRow{Incarnation: 1, Seq: 4, Next: 8})
 			w.Shard(1).Put(branch(lastDecision(w), 1, 5))

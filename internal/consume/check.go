@@ -112,6 +112,7 @@ func (c *Client) CheckFeatures(ctx context.Context, brokers Brokers) error {
 		wg.Go(func() { levels[i], errs[i] = c.feature(ctx, b) })
 	}
 	wg.Wait()
+	problems := slices.Clone(errs)
 	low := map[int][]int32{}
 	for i, b := range brokers {
 		if errs[i] == nil && levels[i] < featureLevel {
@@ -119,11 +120,11 @@ func (c *Client) CheckFeatures(ctx context.Context, brokers Brokers) error {
 		}
 	}
 	for _, level := range slices.Sorted(maps.Keys(low)) {
-		errs = append(errs, refuse(checkpoint.ReasonBrokerFeature, named(low[level]),
+		problems = append(problems, refuse(checkpoint.ReasonBrokerFeature, named(low[level]),
 			"use brokers of Kafka 4.0 or later, and raise the feature: kafka-features.sh upgrade --feature "+featureTransactions+"="+strconv.Itoa(featureLevel),
 			"%s is %d, %d is needed: before it a delayed request can decide a later transaction", featureTransactions, level, featureLevel))
 	}
-	return errors.Join(errs...)
+	return errors.Join(problems...)
 }
 
 // named is "broker 1" or "brokers 1, 2".

@@ -54,6 +54,7 @@ func (c *Client) OpenLoad(ctx context.Context, transactionalID string) (*Load, e
 		kgo.RecordPartitioner(kgo.ManualPartitioner()),
 		kgo.MaxBufferedRecords(2*unacknowledged), // never reached: the library's wait has no bound
 		kgo.StopProducerOnDataLossDetected(),     // going on would write something twice
+		kgo.AlwaysRetryEOF(),                     // a port of a broker that restarts may be open, with nobody behind it
 	)
 	if transactionalID != "" {
 		options = append(options, kgo.TransactionalID(transactionalID), kgo.TransactionTimeout(c.cfg.TransactionTimeout))

@@ -1,9 +1,13 @@
 package consume_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -99,3 +103,49 @@ func TestLoadLosesNothingSilently(t *testing.T) {
 		}
 	}
 }
+
+// Before a broker that restarts there may be somebody who takes connections and
+// closes them.
+func TestLoadWaitsBehindAnOpenPort(t *testing.T) {
+	var closed atomic.Bool
+	var dials atomic.Int64
+	network := consumetest.NewNetwork()
+	r := consumetest.NewRig(t, fake(t).ListenAddrs(), 1)
+	c := r.Open(t, func(cfg *consume.Config) {
+		cfg.Dial = func(ctx context.Context, n, address string) (net.Conn, error) {
+			conn, err := network.Dial(ctx, n, address)
+			if err == nil && closed.Load() {
+				dials.Add(1)
+				return eof{conn}, nil
+			}
+			return conn, err
+		}
+	})
+	l, err := c.OpenLoad(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close(t.Context())
+	closed.Store(true)
+	fault := network.Cut(kmsg.Produce)
+	if err := l.Write(t.Context(), &consume.Message{Value: []byte("v")}); err != nil {
+		t.Fatal(err)
+	}
+	consumetest.Eventually(t, func() error {
+		if n := dials.Load(); n < 5 {
+			return fmt.Errorf("%d dials", n)
+		}
+		return nil
+	})
+	fault.Heal()
+	closed.Store(false)
+	if err := l.Flush(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// eof is a connection that was closed from the other end when it was opened.
+type eof struct{ net.Conn }
+
+func (eof) Read([]byte) (int, error)    { return 0, io.EOF }
+func (eof) Write(b []byte) (int, error) { return len(b), nil }

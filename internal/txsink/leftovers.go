@@ -103,12 +103,21 @@ func listed(ctx context.Context, c *sql.Conn) (xids []XID, err error) {
 // those of other shards on the same server (see OnShard). It works before Check,
 // for the operator's tools.
 func (s *Sink) Listed(ctx context.Context, shard int) ([]XID, error) {
-	c, err := s.shards[shard].db.Conn(ctx)
+	sh := s.shards[shard]
+	c, err := sh.db.Conn(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
+		return nil, sh.failed(fmt.Errorf("connect: %w", err))
 	}
 	defer c.Close()
-	return listed(ctx, c)
+	var user string
+	if err := c.QueryRowContext(ctx, "SELECT CURRENT_USER()").Scan(&user); err != nil {
+		return nil, sh.failed(fmt.Errorf("ask for the user: %w", err))
+	}
+	xids, err := listed(ctx, c)
+	if err != nil {
+		return nil, sh.xaProblem(err, grantee(user))
+	}
+	return xids, nil
 }
 
 // Prepared lists the branches that are prepared on a shard and could be ours, of

@@ -16,16 +16,11 @@ import (
 
 const tenant = "default"
 
-const (
-	// maxStatement bounds a statement of several rows, in bytes. MySQL takes a
-	// few hundred rows at a time fastest: with more, what it parses them into
-	// does not fit its caches (a fifth slower at 1 MiB).
-	maxStatement = 128 << 10
-	// maxRow bounds a row, which is sent alone if it is longer than a statement
-	// may be. The largest is a kept record's; only an epoch's row can be longer,
-	// with its row_marks: see minPacket.
-	maxRow = 1 << 20
-)
+// maxStatement bounds a statement of several rows, in bytes. MySQL takes a few
+// hundred rows at a time fastest: with more, what it parses them into does not fit
+// its caches (a fifth slower at 1 MiB). A longer row is sent alone: a kept
+// record's, or an epoch's with its row_marks (see minPacket).
+const maxStatement = 128 << 10
 
 // writer sends the rows of one epoch on one shard. Writers are used again, for
 // their buffers.

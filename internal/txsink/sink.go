@@ -293,7 +293,7 @@ func connection(dsn string, cfg *Config) (*mysql.Config, error) {
 	c.AllowAllFiles = false
 	c.CheckConnLiveness = true
 	c.ColumnsWithAlias = false
-	c.MaxAllowedPacket = 64 << 20 // statements are far shorter, see maxRow; Check holds the server's limit against it
+	c.MaxAllowedPacket = 64 << 20 // statements are shorter, see minPacket, which Check holds the server's limit against
 	if c.Timeout == 0 {
 		c.Timeout = 5 * time.Second
 	}

@@ -129,8 +129,9 @@ func (v *verified) names(t *testing.T, lane string, shards ...int) {
 func TestVerifyAsksKafka(t *testing.T) {
 	t.Parallel()
 	original := rich(t, 2)
-	last := original.epochs(1)[0]
-	lane := fmt.Sprint(original.topic, "/", 1)
+	const partition = 0
+	last := original.epochs(partition)[0]
+	lane := fmt.Sprint(original.topic, "/", partition)
 	if v := original.mustVerify(t, 0); !v.DecisionsCompared {
 		t.Errorf("nothing was compared with Kafka: %s", v)
 	}
@@ -143,8 +144,8 @@ func TestVerifyAsksKafka(t *testing.T) {
 		}
 	})
 	for name, forget := range map[string]func(w *world, shard int){
-		"the last epoch": func(w *world, shard int) { w.forgetEpoch(shard, 1, last) },
-		"a lane":         func(w *world, shard int) { w.forgetLane(shard, 1) },
+		"the last epoch": func(w *world, shard int) { w.forgetEpoch(shard, partition, last) },
+		"a lane":         func(w *world, shard int) { w.forgetLane(shard, partition) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -99,6 +99,9 @@ func (w *world) planted(ctx context.Context, all <-chan planting) (tried int, mo
 			return tried, most, err
 		}
 		v, err := w.verify(ctx)
+		if ctx.Err() != nil {
+			return tried, most, nil // another one has failed
+		}
 		if err != nil {
 			return tried, most, fmt.Errorf("%s: %w", &p, err)
 		}

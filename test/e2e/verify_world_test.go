@@ -19,20 +19,23 @@ import (
 // databases in which errors can be planted.
 
 // rich sends rounds of everything that leaves rows, each its own epochs, until
-// every table of every shard has all that it can have; then the service ends.
+// every table of every shard has all that it can have. The last epoch of the last
+// lane has only a duplicate in it, and no rows of its own. Then the service ends.
 func rich(t *testing.T, shards int, opts ...option) *world {
 	t.Helper()
 	w := newWorld(t, shards, append([]option{withPartitions(2)}, opts...)...)
 	s := w.run("")
 	const least, most = 4, 20
 	for round := 1; ; round++ {
-		w.sendRich()
+		again := w.sendRich()
 		w.waitAccounted()
 		if round < least {
 			continue
 		}
 		missing := w.missing()
 		if missing == "" {
+			w.produce(again)
+			w.waitAccounted()
 			break
 		}
 		if round == most {
@@ -45,7 +48,7 @@ func rich(t *testing.T, shards int, opts ...option) *world {
 
 // sendRich sends to every lane: charges and credits in two currencies, with and
 // without notes and quantities, duplicates, conflicts, and what is no event.
-func (w *world) sendRich() {
+func (w *world) sendRich() (again *kgo.Record) {
 	w.t.Helper()
 	for p := range w.partitions {
 		var records []*kgo.Record
@@ -88,7 +91,9 @@ func (w *world) sendRich() {
 			add("Key", []byte(`{"No": "event"}`))
 		}
 		w.produce(records...)
+		again = &kgo.Record{Partition: p, Value: records[0].Value, Headers: structured}
 	}
+	return again
 }
 
 // missing names what some table of some shard has not got yet, "" for nothing.

@@ -143,11 +143,11 @@ func Topics(t *testing.T, brokers []string) {
 				err := check()
 				problems := checkpoint.Problems(err)
 				if len(problems) != len(want4) {
-					return fmt.Errorf("%s: %d problems: %v", what, len(problems), errString(err))
+					return fmt.Errorf("%s: %d problems: %w", what, len(problems), errString(err))
 				}
 				for i, p := range problems {
 					if r := checkpoint.AsRefusal(p); r == nil || r.Reason != checkpoint.ReasonTopicConfig || !strings.Contains(r.Wrong, want4[i]) {
-						return fmt.Errorf("%s: problem %d: %v", what, i, errString(p))
+						return fmt.Errorf("%s: problem %d: %w", what, i, errString(p))
 					}
 				}
 				return nil
