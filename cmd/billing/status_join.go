@@ -51,7 +51,7 @@ type statusLane struct {
 	Incarnation  *int64       `json:"incarnation"`         // of the last decision, as are:
 	Seq          *int64       `json:"seq"`
 	Next         *int64       `json:"next"`
-	Unstable     bool         `json:"unstable"` // an open Kafka transaction: a later decision may have been made
+	Unstable     bool         `json:"unstable"` // a later decision may have been made: an open Kafka transaction, or an owner that moved on, hides it
 	LogStart     *int64       `json:"log_start"`
 	LogEnd       *int64       `json:"log_end"`
 	Lag          *int64       `json:"lag_records"`
@@ -256,7 +256,7 @@ func (a *statusLane) judge(l *laneSeen, w word) {
 		a.Foreseen, a.Reason, a.Message, a.NextStep = true, r.Reason, r.Error(), r.Next
 	case l.foreseen != nil:
 		a.Notes = append(a.Notes, "what a session would meet was not found out: "+l.foreseen.Error())
-	case l.unstable:
+	case l.read != nil && l.read.open:
 		a.Notes = append(a.Notes, "an open Kafka transaction holds the lane's decision back: that of an owner who died while deciding, which the next session ends, or the broker after kafka.transaction_timeout. The numbers are those of the decision before")
 	case !l.judged && l.read != nil:
 		a.Notes = append(a.Notes, "what a session would meet was not found out: the shards could not all be asked")
@@ -267,7 +267,7 @@ func (a *statusLane) judge(l *laneSeen, w word) {
 func (a *statusLane) decide(l *laneSeen) {
 	if l.decision != nil {
 		d := *l.decision
-		a.Incarnation, a.Seq, a.Next, a.Unstable = &d.Incarnation, &d.Seq, &d.Next, l.unstable
+		a.Incarnation, a.Seq, a.Next, a.Unstable = &d.Incarnation, &d.Seq, &d.Next, l.read.unstable()
 		if d.StreamTime != 0 {
 			t := time.UnixMicro(d.StreamTime).UTC()
 			a.StreamTime = &t
@@ -354,7 +354,7 @@ func (l *laneSeen) decided(n namedBranch) *bool {
 	}
 	says := l.decision.Says(n.gtrid, n.Name)
 	named := says == checkpoint.Decided
-	if !named && (l.unstable || says != checkpoint.Undecided) {
+	if !named && (l.read.unstable() || says != checkpoint.Undecided) {
 		return nil
 	}
 	return &named

@@ -19,10 +19,10 @@ import (
 
 // Bounds of one look. Nothing is waited for: what does not answer is said.
 const (
-	wholeLook    = 15 * time.Second // all of it
+	wholeLook    = 20 * time.Second // all of it
 	serverWithin = 5 * time.Second  // a server
-	stableWithin = 2 * time.Second  // an open Kafka transaction of a lane: an owner's is shorter
-	lanesWithin  = 8 * time.Second  // all lanes, once a broker has answered
+	stableWithin = 3 * time.Second  // an open Kafka transaction of a lane: an owner's is shorter
+	lanesWithin  = 12 * time.Second // all lanes, once a broker has answered
 	askWithin    = 2 * time.Second  // an instance
 	looksAtOnce  = 16
 )
@@ -75,10 +75,9 @@ type seen struct {
 // laneSeen is what Kafka has of a lane, and what its next session would meet.
 type laneSeen struct {
 	partition int32
-	at        time.Time // before the log's end was asked for
-	read      *checkpoint.Read
+	at        time.Time            // before the log's end was asked for
+	read      *reading             // nil where it could not be read
 	decision  *checkpoint.Decision // nil where there is none, or none that can be believed
-	unstable  bool                 // an open Kafka transaction: decision was made, a later one may have been too
 	next      int64                // the first offset that is not decided; -1 where that is not known
 	undecided *consume.Undecided   // from next on; nil where that is not known
 
@@ -202,12 +201,12 @@ func (l *looker) lookKafka(ctx context.Context, s *seen) (*consume.Input, []erro
 // lookLane reads one lane. absent are the job's own topics that are not there.
 func (l *looker) lookLane(ctx context.Context, partition int32, absent []string) (laneSeen, error) {
 	s := laneSeen{partition: partition, at: time.Now(), next: -1}
-	r, unstable, err := l.readLane(ctx, partition, absent)
+	r, err := l.readLane(ctx, partition, absent)
 	if err != nil {
 		return s, err
 	}
-	s.read, s.unstable = &r, unstable
-	s.decision = believed(&r, s.unstable)
+	s.read = &r
+	s.decision = believed(&r)
 	next := r.LogStart // where a first start begins
 	switch {
 	case s.decision != nil:
@@ -237,37 +236,65 @@ func (l *looker) lookLane(ctx context.Context, partition int32, absent []string)
 	return s, nil
 }
 
-// readLane reads a lane stably; where an open Kafka transaction does not let it,
-// as it was before that.
-func (l *looker) readLane(ctx context.Context, partition int32, absent []string) (r checkpoint.Read, unstable bool, err error) {
-	for range 3 {
-		stable, cancel := context.WithTimeout(ctx, stableWithin)
-		r, err = l.kafka.LookWithout(stable, partition, absent)
+// reading is a lane as it was read.
+type reading struct {
+	checkpoint.Read
+	open   bool // an open Kafka transaction was in the way: it is read as it was before that
+	moving bool // an owner at work has moved on between the readings of the two copies
+}
+
+// unstable: each of the copies was made, and a later decision may have been too.
+func (r *reading) unstable() bool { return r.open || r.moving }
+
+// readLane reads a lane stably, as far as there is time for it.
+func (l *looker) readLane(ctx context.Context, partition int32, absent []string) (reading, error) {
+	return readUntilClear(ctx,
+		func(ctx context.Context) (checkpoint.Read, error) {
+			return l.kafka.LookWithout(ctx, partition, absent)
+		},
+		func(ctx context.Context) (checkpoint.Read, error) { return l.kafka.LookNow(ctx, partition) })
+}
+
+func readUntilClear(ctx context.Context, look, lookNow func(context.Context) (checkpoint.Read, error)) (reading, error) {
+	within := stableWithin
+	var before *checkpoint.Read // whose copies differ
+	for slow := false; ; {
+		stable, cancel := context.WithTimeout(ctx, within)
+		r, err := look(stable)
 		cancel()
 		switch {
 		case consume.Unstable(err):
-			r, err = l.kafka.LookNow(ctx, partition)
-			return r, true, err //nolint:wrapcheck // it names the lane
-		case err == nil && (!r.HasOffset || r.Metadata == r.Record):
-			return r, false, nil
+			r, err = lookNow(ctx)
+			return reading{Read: r, open: true}, err
+		case err != nil && (slow || ctx.Err() != nil):
+			return reading{}, err
+		case err != nil: // the broker is slow, and gets most of the time that is left
+			slow = true
+			if deadline, ok := ctx.Deadline(); ok {
+				within = max(within, time.Until(deadline)*2/3)
+			}
+		case !r.HasOffset || r.Metadata == r.Record:
+			return reading{Read: r}, nil
+		case before == nil:
+			before = &r
+		default:
+			same := before.Offset == r.Offset && before.Metadata == r.Metadata && before.Record == r.Record
+			return reading{Read: r, moving: !same}, nil
 		}
-		// The broker is slow, or an owner has decided between the readings of the two
-		// copies.
 	}
-	return r, false, err //nolint:wrapcheck // it names the lane
 }
 
 // believed is the decision that is shown of a lane: the last one that the service
 // has made, as far as that is known; nil for none.
-func believed(r *checkpoint.Read, unstable bool) *checkpoint.Decision {
+func believed(r *reading) *checkpoint.Decision {
 	offset, offsetErr := checkpoint.ParseDecision(r.Metadata)
 	record, recordErr := checkpoint.ParseDecision(r.Record)
 	ours := r.HasOffset && offsetErr == nil && offset.Next == r.Offset
 	switch {
 	case ours && r.Metadata == r.Record:
 		return &offset
-	case ours && unstable && recordErr == nil:
-		// Read without waiting, one copy may be of the decision before: both were made.
+	case ours && r.unstable() && recordErr == nil:
+		// One copy may be of the decision before: both were made.
 		if record.Next < offset.Next {
 			return &record
 		}
@@ -286,13 +313,13 @@ func (l *looker) foresee(ctx context.Context, s *seen, input consume.Input) {
 	some.SetLimit(looksAtOnce)
 	for i := range s.lanes {
 		lane := &s.lanes[i]
-		if lane.read == nil || lane.unstable || s.owner(lane.partition).said != nil {
+		if lane.read == nil || lane.read.open || s.owner(lane.partition).said != nil {
 			continue
 		}
 		id := checkpoint.Lane{Topic: s.topic, Partition: lane.partition}
 		some.Go(func() error {
 			lane.judged = true
-			first := lane.read // what is refused by it is read again
+			first := &lane.read.Read // what is refused by it is read again
 			_, _, lane.foreseen = job.ForeseeLane(ctx, id, func(ctx context.Context) (checkpoint.Read, error) {
 				if r := first; r != nil {
 					first = nil

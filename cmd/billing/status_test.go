@@ -20,6 +20,8 @@ import (
 	"billing/internal/checkpoint"
 	"billing/internal/consume"
 	"billing/internal/txsink"
+
+	"github.com/twmb/franz-go/pkg/kerr"
 )
 
 var (
@@ -41,7 +43,7 @@ func atWork() *seen {
 	return &seen{
 		job: "usage", topic: "in", at: statusAt, group: "Stable",
 		lanes: []laneSeen{{
-			at: statusAt.Add(10 * time.Millisecond), read: &checkpoint.Read{LogEnd: 100}, decision: statusDecision(17, 100),
+			at: statusAt.Add(10 * time.Millisecond), read: &reading{Read: checkpoint.Read{LogEnd: 100}}, decision: statusDecision(17, 100),
 			next: 100, undecided: &consume.Undecided{},
 		}},
 		members: []memberSeen{{
@@ -194,19 +196,19 @@ func TestStatusOfALane(t *testing.T) {
 		}}, "0 0 12:00:00.01 0", "", []string{"not found out: shard eu-0: gone"}},
 		"was not judged": {[]func(*seen){unowned}, "0 0 12:00:00.01 0", "", []string{"the shards could not all be asked"}},
 		"an owner died while deciding": {[]func(*seen){unowned, func(s *seen) {
-			s.lanes[0].unstable = true
+			s.lanes[0].read.open = true
 		}}, "0 0 12:00:00.01 0", "", []string{"an open Kafka transaction"}},
 		"said by its owner": {[]func(*seen){func(s *seen) {
 			s.members[0].said.Lanes[0] = admin.InstanceLane{Lane: admin.Lane{Lane: "in/0", State: "stopped", Stuck: true, Why: "refused. Next step: x"}, Reason: "shard-ahead", NextStep: "x"}
 		}}, "0 0 ? 0", "shard-ahead: x", nil},
 		"no decision, and a first start": {[]func(*seen){unowned, func(s *seen) {
-			s.lanes[0] = laneSeen{at: statusAt, read: &checkpoint.Read{LogStart: 3, LogEnd: 5}, next: 3, undecided: &consume.Undecided{Any: true, Since: earlier}, judged: true}
+			s.lanes[0] = laneSeen{at: statusAt, read: &reading{Read: checkpoint.Read{LogStart: 3, LogEnd: 5}}, next: 3, undecided: &consume.Undecided{Any: true, Since: earlier}, judged: true}
 		}}, "2 ? 11:59:55 0", "", nil},
 		"no decision, and nobody knows why": {[]func(*seen){func(s *seen) {
-			s.lanes[0] = laneSeen{at: statusAt, read: &checkpoint.Read{LogStart: 3, LogEnd: 5}, next: 3, undecided: &consume.Undecided{}}
+			s.lanes[0] = laneSeen{at: statusAt, read: &reading{Read: checkpoint.Read{LogStart: 3, LogEnd: 5}}, next: 3, undecided: &consume.Undecided{}}
 		}}, "? ? ? 0", "", nil},
 		"no decision, and no first start": {[]func(*seen){unowned, func(s *seen) {
-			s.lanes[0] = laneSeen{at: statusAt, read: &checkpoint.Read{LogStart: 3, LogEnd: 5}, next: 3, undecided: &consume.Undecided{}, judged: true, foreseen: lostEpoch}
+			s.lanes[0] = laneSeen{at: statusAt, read: &reading{Read: checkpoint.Read{LogStart: 3, LogEnd: 5}}, next: 3, undecided: &consume.Undecided{}, judged: true, foreseen: lostEpoch}
 		}}, "? ? ? 0", "lost-epoch, foreseen: restore it", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -278,8 +280,8 @@ func TestStatusDecided(t *testing.T) {
 	}{
 		"named":                          {func(*seen) {}, 17, "yes"},
 		"not named":                      {func(*seen) {}, 18, "no"},
-		"named, and one may have come":   {func(s *seen) { s.lanes[0].unstable = true }, 17, "yes"},
-		"not named, but may be by now":   {func(s *seen) { s.lanes[0].unstable = true }, 18, "unknown"},
+		"named, and one may have come":   {func(s *seen) { s.lanes[0].read.open = true }, 17, "yes"},
+		"not named, but may be by now":   {func(s *seen) { s.lanes[0].read.open = true }, 18, "unknown"},
 		"of an epoch that is ahead":      {func(*seen) {}, 19, "unknown"},
 		"of an epoch before":             {func(*seen) {}, 16, "unknown"},
 		"there is no decision to be had": {func(s *seen) { s.lanes[0].decision = nil }, 18, "unknown"},
@@ -300,7 +302,7 @@ func TestStatusDecided(t *testing.T) {
 func TestStatusSummary(t *testing.T) {
 	s := atWork()
 	s.lanes = append(s.lanes, laneSeen{
-		partition: 1, at: statusAt, read: &checkpoint.Read{LogEnd: 30}, decision: statusDecision(3, 20), next: 20,
+		partition: 1, at: statusAt, read: &reading{Read: checkpoint.Read{LogEnd: 30}}, decision: statusDecision(3, 20), next: 20,
 		undecided: &consume.Undecided{Any: true, Since: statusAt.Add(-90 * time.Second)}, judged: true, foreseen: &checkpoint.Refusal{Reason: checkpoint.ReasonOffsetReset},
 	})
 	a, err := s.joined()
@@ -400,11 +402,67 @@ func TestStatusBelieved(t *testing.T) {
 		"read in between, the record": {checkpoint.Read{HasOffset: true, Offset: 9, Metadata: text(2, 9), Record: text(3, 12)}, true, 2},
 		"read in between, the offset": {checkpoint.Read{HasOffset: true, Offset: 12, Metadata: text(3, 12), Record: text(2, 9)}, true, 2},
 	} {
-		d := believed(&c.read, c.unstable)
+		d := believed(&reading{Read: c.read, moving: c.unstable})
 		if (d == nil) != (c.seq == 0) || d != nil && d.Seq != c.seq {
 			t.Errorf("%s: %+v, want seq %d", name, d, c.seq)
 		}
 	}
+}
+
+// TestStatusReadsUntilClear: copies that differ twice in the same way are what
+// Kafka has; those of an owner that moves on are not.
+func TestStatusReadsUntilClear(t *testing.T) {
+	pair := func(offset, record string) checkpoint.Read {
+		return checkpoint.Read{HasOffset: true, Metadata: offset, Record: record}
+	}
+	open := fmt.Errorf("read: %w", consumeUnstable(t))
+	slow := errors.New("list offsets: time is up")
+	for name, c := range map[string]struct {
+		reads []any // a checkpoint.Read or an error
+		want  reading
+		err   error
+	}{
+		"equal at once":      {[]any{pair("2", "2")}, reading{Read: pair("2", "2")}, nil},
+		"nothing there":      {[]any{checkpoint.Read{}}, reading{}, nil},
+		"no offset":          {[]any{checkpoint.Read{Record: "2"}}, reading{Read: checkpoint.Read{Record: "2"}}, nil},
+		"equal at last":      {[]any{pair("2", "3"), pair("3", "3")}, reading{Read: pair("3", "3")}, nil},
+		"really differ":      {[]any{pair("2", "1"), pair("2", "1")}, reading{Read: pair("2", "1")}, nil},
+		"an owner moves":     {[]any{pair("2", "3"), pair("4", "5")}, reading{Read: pair("4", "5"), moving: true}, nil},
+		"a slow broker":      {[]any{slow, pair("2", "2")}, reading{Read: pair("2", "2")}, nil},
+		"too slow":           {[]any{slow, slow}, reading{}, slow},
+		"open":               {[]any{open, pair("2", "1")}, reading{Read: pair("2", "1"), open: true}, nil},
+		"slow, and open":     {[]any{slow, open, pair("2", "1")}, reading{Read: pair("2", "1"), open: true}, nil},
+		"moves, and open":    {[]any{pair("2", "3"), open, pair("4", "4")}, reading{Read: pair("4", "4"), open: true}, nil},
+		"open, and too slow": {[]any{open, slow}, reading{open: true}, slow},
+	} {
+		n := 0
+		look := func(context.Context) (r checkpoint.Read, err error) {
+			switch v := c.reads[n].(type) {
+			case checkpoint.Read:
+				r = v
+			case error:
+				err = v
+			}
+			n++
+			return r, err
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		got, err := readUntilClear(ctx, look, look)
+		cancel()
+		if got != c.want || err != c.err || n != len(c.reads) { //nolint:errorlint // the very one
+			t.Errorf("%s: %+v, %v after %d reads", name, got, err, n)
+		}
+	}
+}
+
+// consumeUnstable is an error of a reading behind an open Kafka transaction.
+func consumeUnstable(t *testing.T) error {
+	t.Helper()
+	err := error(kerr.UnstableOffsetCommit)
+	if !consume.Unstable(err) {
+		t.Fatal("this is not what consume calls unstable")
+	}
+	return err
 }
 
 // TestStatusAsksInstances: an instance is believed for itself only.
@@ -478,7 +536,7 @@ func TestStatusForPeople(t *testing.T) {
 	s.members[0].said.Notes = []string{"waiting for the shards"}
 	s.members = append(s.members, memberSeen{Member: consume.Member{ID: "m-2", Host: "10.0.0.8"}, why: "no answer at 10.0.0.8:1: \x1b[31mred"})
 	s.lanes = append(s.lanes, laneSeen{partition: 1, at: statusAt, next: 20, judged: true, foreseen: &checkpoint.Refusal{Reason: "offset-reset", What: "in/1", Wrong: strings.Repeat("word ", 30) + "end", Next: "restore it"},
-		read: &checkpoint.Read{LogEnd: 30}, decision: statusDecision(3, 20), undecided: &consume.Undecided{Any: true, Since: statusAt.Add(-2 * time.Second)}})
+		read: &reading{Read: checkpoint.Read{LogEnd: 30}}, decision: statusDecision(3, 20), undecided: &consume.Undecided{Any: true, Since: statusAt.Add(-2 * time.Second)}})
 	s.shards[0].view.XIDs = []txsink.XID{{FormatID: 1, GTRID: string(statusGTRID(0, 4, 18)), BQUAL: "s0"}}
 	s.shards[0].view.Lanes[checkpoint.Lane{Topic: "in", Partition: 1}] = checkpoint.LaneRow{Incarnation: 4, Seq: 2, Next: 15}
 	s.failures = []error{&checkpoint.ServerError{What: "eu-1", Next: "start it", Err: errors.New("shard eu-1: connect: connection refused")}}

@@ -96,7 +96,7 @@ func (s *statusSays) lane(partition int32) *laneSays {
 }
 
 // statusWithin bounds every look, whatever is away.
-const statusWithin = 20 * time.Second
+const statusWithin = 25 * time.Second
 
 // status runs `billing status` and returns what it writes. Its errors are part of
 // the answer, so nothing comes on stderr.
@@ -238,10 +238,13 @@ func TestStatusOfInstances(t *testing.T) {
 		for i := range s.Lanes {
 			// What was decided before stays decided, and nothing is promised that came later.
 			l := &s.Lanes[i]
+			if l.Next == nil || l.CompleteUpTo == nil {
+				t.Fatalf("under load: %s", text(l))
+			}
 			if d := w.decided(l.Partition); *l.Next > d.Next || *l.Seq > d.Seq {
 				t.Errorf("under load: %s, but D is %+v", text(l), d)
 			}
-			if lag := time.Since(*l.CompleteUpTo); lag > time.Since(before)+10*time.Second {
+			if lag := time.Since(*l.CompleteUpTo); lag > time.Since(before)+time.Minute {
 				t.Errorf("%s is complete only up to %s ago", l.Lane, lag)
 			}
 		}
