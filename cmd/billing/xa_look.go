@@ -15,9 +15,9 @@ import (
 
 // Bounds of looking.
 const (
-	lookWithin = 10 * time.Second // one look at a shard, one lane, and what else Kafka is asked at a time
-	openWithin = 3 * time.Second  // an open Kafka transaction of a lane: an owner's is shorter
-	listWithin = 30 * time.Second // all lanes at a time
+	lookWithin = 10 * time.Second // one look at a shard, and what Kafka is asked at a time
+	tryWithin  = 3 * time.Second  // one try to read a lane: an owner's Kafka transaction is shorter
+	listWithin = 30 * time.Second // all that is read of lanes
 )
 
 // preparedBranches lists what is prepared on the shards' servers. problems are
@@ -35,7 +35,7 @@ func preparedBranches(ctx context.Context, c *config.Config) (branches []audit.B
 	defer kafka.Close()
 	branches, problems = audit.ListBranches(ctx, audit.Question{
 		Job: c.Job, Topic: c.Kafka.Topic, Shards: shardsToSee{sink, shardNames(c)}, Kafka: &kafkaToSee{Client: kafka, firstStart: c.FirstStart},
-		Within: lookWithin, LanesWithin: listWithin,
+		Within: lookWithin, LaneWithin: tryWithin, LanesWithin: listWithin,
 	})
 	return branches, problems, nil
 }
@@ -103,23 +103,7 @@ func (k *kafkaToSee) Topic(ctx context.Context) (checkpoint.UUID, error) {
 
 // Look implements audit.BranchKafka.
 func (k *kafkaToSee) Look(ctx context.Context, partition int32) (checkpoint.Read, error) {
-	return lookStably(ctx, func(ctx context.Context) (checkpoint.Read, error) {
-		return k.LookWithout(ctx, partition, k.absent)
-	})
-}
-
-// lookStably looks at a lane. Behind an open Kafka transaction it gives up early:
-// other lanes wait for their turn. For a broker that is slow it waits until ctx ends.
-func lookStably(ctx context.Context, look func(context.Context) (checkpoint.Read, error)) (checkpoint.Read, error) {
-	for {
-		stable, cancel := context.WithTimeout(ctx, openWithin)
-		r, err := look(stable)
-		over := stable.Err() != nil
-		cancel()
-		if err == nil || !over || ctx.Err() != nil || consume.Unstable(err) {
-			return r, err
-		}
-	}
+	return k.LookWithout(ctx, partition, k.absent)
 }
 
 // Owned implements audit.BranchKafka.

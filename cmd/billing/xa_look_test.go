@@ -3,60 +3,18 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"billing/internal/checkpoint"
 	"billing/internal/consume"
 
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
-
-// TestLookStably: a lane behind an open Kafka transaction gives its turn away, a
-// slow broker is waited for.
-func TestLookStably(t *testing.T) {
-	slow, open := errors.New("slow"), fmt.Errorf("lane: %w", kerr.UnstableOffsetCommit)
-	for name, c := range map[string]struct {
-		took  time.Duration // of each look, if it may
-		err   error         // of one that may not
-		wrong error         // of one that may
-		want  error
-		takes time.Duration
-	}{
-		"at once":             {},
-		"refused":             {wrong: slow, want: slow},
-		"an owner's":          {took: openWithin - time.Second, err: open, takes: openWithin - time.Second},
-		"an open transaction": {took: time.Hour, err: open, want: open, takes: openWithin},
-		"a slow broker":       {took: time.Hour, err: slow, want: slow, takes: lookWithin},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				ctx, cancel := context.WithTimeout(t.Context(), lookWithin)
-				defer cancel()
-				begun := time.Now()
-				r, err := lookStably(ctx, func(ctx context.Context) (checkpoint.Read, error) {
-					select {
-					case <-time.After(c.took):
-						return checkpoint.Read{Offset: 7}, c.wrong
-					case <-ctx.Done():
-						return checkpoint.Read{}, c.err
-					}
-				})
-				if took := time.Since(begun); !errors.Is(err, c.want) || took != c.takes || err == nil && r.Offset != 7 {
-					t.Errorf("%+v, %v after %s; want %v after %s", r, err, took, c.want, c.takes)
-				}
-			})
-		})
-	}
-}
 
 // TestTopicsToSee: which of what is wrong with the job's topics is in the way of
 // reading decisions.

@@ -49,8 +49,8 @@ type BranchShards interface {
 type BranchKafka interface {
 	// Topic is the id of the input topic. After an error nothing else is asked.
 	Topic(ctx context.Context) (checkpoint.UUID, error)
-	// Look reads a lane stably, under no fence. For an open Kafka transaction of the
-	// lane it waits no longer than an owner's may take. It is bounded by ctx.
+	// Look reads a lane stably, under no fence. It waits for an open Kafka
+	// transaction of the lane until ctx ends.
 	Look(ctx context.Context, partition int32) (checkpoint.Read, error)
 	// Owned tells of which lanes a member of the job's group may be at work.
 	Owned(ctx context.Context) (func(partition int32) bool, error)
@@ -100,12 +100,13 @@ type Question struct {
 	Job, Topic  string
 	Shards      BranchShards
 	Kafka       BranchKafka
-	Within      time.Duration // for one look at a shard, for one lane, and for what else Kafka is asked at a time
-	LanesWithin time.Duration // for all lanes that are read at a time: only some are read side by side
+	Within      time.Duration // for one look at a shard, and for what Kafka is asked at a time
+	LaneWithin  time.Duration // for one try to read a lane
+	LanesWithin time.Duration // for all that is read of lanes
 }
 
 // rounds bound how often a lane is looked at again because its owner has moved
-// on meanwhile.
+// on meanwhile, or because it could not be read in its time.
 const rounds = 4
 
 // ListBranches lists the prepared branches of the shards' servers. Problems are what
@@ -127,11 +128,13 @@ func ListBranches(ctx context.Context, q Question) (branches []Branch, problems 
 		// D before the list: a branch that is still listed when D has been read was
 		// not ended under it. Without that order an owner at work would make its
 		// last epoch look older than its decision.
-		ask := l.lanes(func(int32, checkpoint.GTRID, checkpoint.Name) bool { return true })
-		for n := 0; n < rounds && len(ask) > 0; n++ {
-			l.decide(ctx, ask)
+		ask := l.lanes(everyBranch)
+		lctx, cancel := context.WithTimeout(ctx, q.LanesWithin)
+		defer cancel()
+		for n := 0; n < rounds && len(ask) > 0 && lctx.Err() == nil; n++ {
+			l.decide(lctx, ask)
 			l.see(ctx)
-			ask = l.lanes(l.behind)
+			ask = l.lanes(l.again)
 		}
 	}
 	return l.branches(), l.problems()
@@ -159,6 +162,7 @@ type laneDecision struct {
 	d     checkpoint.Decision
 	known bool
 	err   error
+	late  bool // it could not be read in the lane's time
 }
 
 // see looks at every shard that has answered so far.
@@ -216,17 +220,21 @@ func (l *look) lanes(wanted func(partition int32, g checkpoint.GTRID, n checkpoi
 	return slices.Compact(partitions)
 }
 
-// behind reports whether a branch is newer than what was read of its lane.
-func (l *look) behind(partition int32, g checkpoint.GTRID, n checkpoint.Name) bool {
+func everyBranch(int32, checkpoint.GTRID, checkpoint.Name) bool { return true }
+
+// again reports whether a branch is newer than what was read of its lane, or
+// nothing could be read in the lane's time.
+func (l *look) again(partition int32, g checkpoint.GTRID, n checkpoint.Name) bool {
 	f, ok := l.found[partition]
-	return !ok || f.err == nil && f.known && f.d.Says(g, n) == checkpoint.Ahead
+	return !ok || f.late || f.err == nil && f.known && f.d.Says(g, n) == checkpoint.Ahead
 }
 
 // atOnce bounds the lanes that are read side by side.
 const atOnce = 16
 
-// decide reads what the decisions of the lanes are, and who has the lanes. Each
-// lane has its own time: those that can't be told take none of the others'.
+// decide reads what the decisions of the lanes are, and who has the lanes. A lane
+// has a short time of its own: behind those with an open Kafka transaction others
+// wait for their turn. They have another one when all have had theirs.
 func (l *look) decide(ctx context.Context, partitions []int32) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -238,12 +246,8 @@ func (l *look) decide(ctx context.Context, partitions []int32) {
 		}
 	})
 	found := make([]laneDecision, len(partitions))
-	all, cancel := context.WithTimeout(ctx, l.LanesWithin)
-	defer cancel()
 	eachOf(len(partitions), func(i int) {
-		lctx, cancel := context.WithTimeout(all, l.Within)
-		defer cancel()
-		found[i] = l.read(lctx, partitions[i])
+		found[i] = l.read(ctx, partitions[i])
 	})
 	for i, p := range partitions {
 		l.found[p] = found[i]
@@ -255,13 +259,15 @@ func (l *look) decide(ctx context.Context, partitions []int32) {
 // owner at work may decide in between: that they can't be told is believed when a
 // second reading finds the same.
 func (l *look) read(ctx context.Context, partition int32) (f laneDecision) {
+	ctx, cancel := context.WithTimeout(ctx, l.LaneWithin)
+	defer cancel()
 	job := &checkpoint.Job{Name: l.Job}
 	lane := checkpoint.Lane{Topic: l.Topic, Partition: partition}
 	var before *checkpoint.Read
 	for {
 		r, err := l.Kafka.Look(ctx, partition)
 		if err != nil {
-			return laneDecision{err: err}
+			return laneDecision{err: err, late: ctx.Err() != nil}
 		}
 		f.d, f.known, f.err = job.Decided(lane, &r)
 		if f.err == nil || before != nil && r.Same(before) {
@@ -398,9 +404,11 @@ func (l *look) problems() (all []error) {
 		partitions = append(partitions, p)
 	}
 	slices.Sort(partitions)
+	listed := l.lanes(everyBranch)
 	for _, p := range partitions {
-		if err := l.found[p].err; err != nil {
-			all = append(all, err)
+		// A lane that was late may have ended its branches meanwhile.
+		if f := l.found[p]; f.err != nil && (!f.late || slices.Contains(listed, p)) {
+			all = append(all, f.err)
 		}
 	}
 	return all

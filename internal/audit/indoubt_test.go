@@ -24,8 +24,8 @@ var (
 	set     = checkpoint.UUID{7}
 	topicID = checkpoint.UUID{1}
 	within  = 10 * time.Second
-	allIn   = 30 * time.Second // all lanes
-	openFor = 3 * time.Second  // a lane behind an open Kafka transaction
+	laneIn  = 3 * time.Second  // one try to read a lane
+	lanesIn = 30 * time.Second // all of them
 )
 
 // gtridOf is written down a second time, on purpose: names are a contract.
@@ -88,7 +88,7 @@ type fakeKafka struct {
 	reads    map[int32][]checkpoint.Read
 	errs     map[int32]error
 	hang     map[int32]bool
-	open     map[int32]bool // behind a Kafka transaction
+	openTo   time.Time // until when they hang; zero for good
 	owned    []int32
 	ownedErr error
 	looked   int
@@ -98,15 +98,18 @@ func (f *fakeKafka) Topic(context.Context) (checkpoint.UUID, error) { return top
 
 func (f *fakeKafka) Look(ctx context.Context, partition int32) (checkpoint.Read, error) {
 	if f.hang[partition] {
-		<-ctx.Done()
-		return checkpoint.Read{}, fmt.Errorf("lane %d: unstable: %w", partition, ctx.Err())
-	}
-	if f.open[partition] {
+		ended := make(<-chan time.Time)
+		if !f.openTo.IsZero() {
+			ended = time.After(time.Until(f.openTo))
+		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(openFor):
+			return checkpoint.Read{}, fmt.Errorf("lane %d: unstable: %w", partition, ctx.Err())
+		case <-ended:
 		}
-		return checkpoint.Read{}, fmt.Errorf("lane %d: open", partition)
+	}
+	if ctx.Err() != nil {
+		return checkpoint.Read{}, fmt.Errorf("lane %d: %w", partition, ctx.Err())
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -148,7 +151,7 @@ func decidedBy(t *testing.T, partition int32, incarnation, branchOf, seq int64) 
 
 func ask(t *testing.T, shards BranchShards, kafka BranchKafka) (lines []string, branches []Branch, problems []error) {
 	t.Helper()
-	branches, problems = ListBranches(t.Context(), Question{Job: testJob, Topic: testTopic, Shards: shards, Kafka: kafka, Within: within, LanesWithin: allIn})
+	branches, problems = ListBranches(t.Context(), Question{Job: testJob, Topic: testTopic, Shards: shards, Kafka: kafka, Within: within, LaneWithin: laneIn, LanesWithin: lanesIn})
 	for i := range branches {
 		b := &branches[i]
 		line := string(b.Owner)
@@ -221,6 +224,9 @@ func TestWhatTheDecisionSays(t *testing.T) {
 			_, branches, problems := ask(t, shardsOf(on("A", our(0, 3, c.incarnation, c.seq))), kafka)
 			if len(branches) != 1 {
 				t.Fatalf("%+v", branches)
+			}
+			if c.err != nil && kafka.looked > 1 {
+				t.Errorf("asked %d times for what was refused at once", kafka.looked)
 			}
 			b := branches[0]
 			if b.Word != c.word || !strings.Contains(b.Why, c.why) || c.why == "" && b.Why != "" || b.Lane() != "usage/3" || b.Of != "eu-0" {
@@ -349,6 +355,16 @@ func TestBesideAnOwnerAtWork(t *testing.T) {
 	noProblems(t, problems)
 	wantLines(t, lines, `job usage/1 2/4 of "eu-0" decided on eu-0`)
 
+	// A lane that could not be read in its time, and has ended its branch meanwhile,
+	// is no matter.
+	synctest.Test(t, func(t *testing.T) {
+		shards := shardsOf(Seen{})
+		shards.looks[0] = []Seen{on("A", our(0, 0, 5, 10)), on("A")}
+		lines, _, problems := ask(t, shards, &fakeKafka{hang: map[int32]bool{0: true}})
+		noProblems(t, problems)
+		wantLines(t, lines)
+	})
+
 	// It does not run after an owner for ever.
 	shards = shardsOf(Seen{})
 	shards.looks[0] = nil
@@ -394,7 +410,7 @@ func TestWhatDoesNotAnswer(t *testing.T) {
 		"a shard fails": {func(s *fakeShards, _ *fakeKafka) { s.errs[1] = errors.New("shard eu-1: refused") }, rest, "shard eu-1: refused", 0},
 		"a shard hangs": {func(s *fakeShards, _ *fakeKafka) { s.hang = 1 }, rest, "shard eu-1", within},
 		"a lane hangs": {func(_ *fakeShards, k *fakeKafka) { k.hang = map[int32]bool{0: true} },
-			[]string{`job usage/0 5/10 of "eu-0" unknown on eu-0,eu-1`, all[1]}, "lane 0: unstable", within},
+			[]string{`job usage/0 5/10 of "eu-0" unknown on eu-0,eu-1`, all[1]}, "lane 0: unstable", rounds * laneIn},
 		"the group does not answer": {func(_ *fakeShards, k *fakeKafka) { k.ownedErr = errors.New("no coordinator") }, all, "no coordinator", 0},
 		"a shard is not as recorded": {func(s *fakeShards, _ *fakeKafka) {
 			s.looks[1][0].Problems = []error{errors.New("another server")}
@@ -424,32 +440,40 @@ func TestWhatDoesNotAnswer(t *testing.T) {
 	}
 }
 
-// TestManyLanesThatCantBeTold: those behind them are told all the same, and the
-// whole has an end.
-func TestManyLanesThatCantBeTold(t *testing.T) {
+// TestManyLanesBehindOpenTransactions: they hold up no others, have another turn
+// after them, and the whole has an end.
+func TestManyLanesBehindOpenTransactions(t *testing.T) {
 	for name, c := range map[string]struct {
-		open, hang int // so many lanes come first
-		told       bool
-		takes      time.Duration
+		hang    int           // so many lanes come before one that answers
+		openFor time.Duration // that long; 0 for good
+		unknown int
+		takes   time.Duration
 	}{
-		"open transactions":           {open: 5 * atOnce, told: true, takes: 5 * openFor},
-		"no answer":                   {hang: 2 * atOnce, told: true, takes: 2 * within},
-		"more than there is time":     {open: 11 * atOnce, takes: allIn},
-		"no answer, and no time left": {hang: 4 * atOnce, takes: allIn},
+		"an owner that is slow":      {hang: 1, openFor: 3*laneIn + time.Second, takes: 3*laneIn + time.Second},
+		"slower":                     {hang: 1, openFor: 5 * laneIn, unknown: 1, takes: rounds * laneIn},
+		"many that are slow":         {hang: 5 * atOnce, openFor: 5*laneIn + time.Second, takes: 5*laneIn + time.Second},
+		"many, for good":             {hang: 6 * atOnce, unknown: 6 * atOnce, takes: lanesIn},
+		"more than there is time":    {hang: 11 * atOnce, unknown: 11*atOnce + 1, takes: lanesIn},
+		"it is in time for the last": {hang: 9 * atOnce, unknown: 9 * atOnce, takes: lanesIn},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				kafka := &fakeKafka{open: map[int32]bool{}, hang: map[int32]bool{}, reads: map[int32][]checkpoint.Read{}}
-				last := int32(c.open + c.hang)
+				kafka := &fakeKafka{hang: map[int32]bool{}, reads: map[int32][]checkpoint.Read{}}
+				begun := time.Now()
+				if c.openFor > 0 {
+					kafka.openTo = begun.Add(c.openFor)
+				}
 				var listed []XID
-				for p := range last {
-					kafka.open[p], kafka.hang[p] = c.open > 0, c.hang > 0
+				for p := range int32(c.hang + 1) {
+					kafka.hang[p] = p < int32(c.hang)
+					kafka.reads[p] = []checkpoint.Read{decidedBy(t, p, 5, 5, 9)}
 					listed = append(listed, our(0, p, 5, 9))
 				}
-				kafka.hang[last] = !c.told
-				kafka.reads[last] = []checkpoint.Read{decidedBy(t, last, 5, 5, 9)}
-				begun := time.Now()
-				_, branches, problems := ask(t, shardsOf(on("A", append(listed, our(0, last, 5, 9))...)), kafka)
+				shards := shardsOf(on("A", listed...))
+				_, branches, problems := ask(t, shards, kafka)
+				if c.takes == lanesIn && shards.asked[0] > 3 {
+					t.Errorf("the shard was looked at %d times, also after the end", shards.asked[0])
+				}
 				if took := time.Since(begun); took != c.takes {
 					t.Errorf("took %s, want %s", took, c.takes)
 				}
@@ -458,16 +482,12 @@ func TestManyLanesThatCantBeTold(t *testing.T) {
 					b := &branches[i]
 					if b.Word == Unknown {
 						unknown++
-					} else if b.Name.Partition != last || b.Word != checkpoint.Decided {
+					} else if b.Word != checkpoint.Decided {
 						t.Errorf("%s is %s (%s)", b.Lane(), b.Word, b.Why)
 					}
 				}
-				want := int(last)
-				if !c.told {
-					want++
-				}
-				if unknown != want || len(problems) != want {
-					t.Errorf("%d unknown, %d problems, want %d", unknown, len(problems), want)
+				if unknown != c.unknown || len(problems) != c.unknown || len(branches) != c.hang+1 {
+					t.Errorf("of %d branches %d are unknown, with %d problems; want %d", len(branches), unknown, len(problems), c.unknown)
 				}
 			})
 		})
