@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"billing/internal/checkpoint"
+	"billing/internal/txsink"
 )
 
 // statusAnswer is the JSON form of the answer. Times are UTC; what is null could
@@ -237,6 +238,9 @@ func (s *seen) lane(l *laneSeen) statusLane {
 		if row, ok := shard.view.Lanes[checkpoint.Lane{Topic: s.topic, Partition: l.partition}]; ok {
 			a.Shards = append(a.Shards, statusRow{Shard: shard.name, Incarnation: row.Incarnation, Seq: row.Seq, Next: row.Next})
 		}
+		if s.nameless(shard) {
+			a.InDoubt = nil
+		}
 		for _, n := range s.branches(shard) {
 			if n.Partition == l.partition && !n.otherTopic && a.InDoubt != nil {
 				*a.InDoubt++
@@ -296,7 +300,9 @@ func (a *statusLane) behind(l *laneSeen, at time.Time) {
 	}
 	complete, age := l.at.UTC(), new(float64)
 	if l.undecided.Any {
-		complete = l.undecided.Since.UTC()
+		if since := l.undecided.Since.UTC(); since.Before(complete) { // a producer's clock may be ahead
+			complete = since
+		}
 		if age = nil; a.StreamTime != nil {
 			seconds := max(0, at.Sub(*a.StreamTime).Seconds())
 			age = &seconds
@@ -309,6 +315,15 @@ func (a *statusLane) behind(l *laneSeen, at time.Time) {
 	if a.HeldBack = l.undecided.Open; a.HeldBack {
 		a.Notes = append(a.Notes, fmt.Sprintf("a Kafka transaction that a producer has left open since %s holds back what follows; the broker ends it after that producer's transaction time-out (kafka-transactions.sh find-hanging)", complete.Format(time.RFC3339)))
 	}
+}
+
+// nameless reports whether a shard lists branches of this service and does not
+// say whose it is itself: then nobody knows whether they are this job's.
+func (s *seen) nameless(shard *shardSeen) bool {
+	return shard.view.Set.IsZero() && slices.ContainsFunc(shard.view.XIDs, func(x txsink.XID) bool {
+		_, err := checkpoint.GTRID(x.GTRID).Parse()
+		return err == nil && x.OnShard(shard.number)
+	})
 }
 
 // branches are this job's prepared branches on a shard, taken apart.

@@ -57,7 +57,7 @@ the brokers or a decision could not be asked; with 3 if a shard or a topic is no
 recorded one, or a right is missing.
 
 The fields of --json: job, topic; branches, each with owner (job, another-job,
-foreign), shard, listed_on (the shards on whose server it is), lane, incarnation, seq,
+unclear, foreign), shard, listed_on (the shards on whose server it is), lane, incarnation, seq,
 prepared_at, age_seconds, offset_from, offset_next, records, decision, why, gtrid (of
 this service's), xid, format_id, gtrid_hex, bqual_hex, as far as they are known; counts,
 by decision and of others by owner; problems.`,
@@ -168,6 +168,9 @@ func countsText(job string, branches []audit.Branch) string {
 	text := fmt.Sprintf("prepared branches of job %s: %d", job, ours)
 	if ours > 0 {
 		text += " (" + strings.Join(parts, ", ") + ")"
+	}
+	if k := n[string(audit.Unclear)]; k > 0 {
+		text += fmt.Sprintf("; perhaps its own: %d", k)
 	}
 	return fmt.Sprintf("%s; of other jobs: %d; foreign: %d", text, n[string(audit.OtherJob)], n[string(audit.Foreign)])
 }

@@ -64,6 +64,7 @@ const (
 	Ours     Owner = "job"         // of this job on this set of shards
 	OtherJob Owner = "another-job" // made by this service, for another job or another set
 	Foreign  Owner = "foreign"     // of another application
+	Unclear  Owner = "unclear"     // made by this service; no shard says of which set it is
 )
 
 // What is said of a branch where no decision can say it.
@@ -306,7 +307,7 @@ func (l *look) branches() (all []Branch) {
 	return all
 }
 
-func place(o Owner) int { return slices.Index([]Owner{Ours, OtherJob, Foreign}, o) }
+func place(o Owner) int { return slices.Index([]Owner{Ours, Unclear, OtherJob, Foreign}, o) }
 
 // onOwnServer reports whether the server is that of the shard with this number.
 func (l *look) onOwnServer(shard int, server string) bool {
@@ -320,6 +321,9 @@ func (l *look) branch(x XID, n checkpoint.Name, ours bool, here []string) Branch
 		b.Shard = -1
 		if n, err := checkpoint.GTRID(x.GTRID).Parse(); err == nil {
 			b.Owner, b.Name = OtherJob, n
+			if len(l.owners) == 0 {
+				b.Owner, b.Why = Unclear, "no shard says which set of shards this is: it may be this job's"
+			}
 		}
 		return b
 	}

@@ -23,7 +23,8 @@ type UnsettledLane struct {
 }
 
 // Unsettled finds the lanes of the job that have a prepared branch on a shard,
-// or whose decided epoch is not on every shard, or whose decision can't be told.
+// or whose decided epoch is not on every shard, or of which a shard has more than
+// is decided, or whose decision can't be told.
 // elsewhere counts the branches of the job that are of other topics. The job's
 // shards and topics are checked, and no member of its group is at work. look is
 // checkpoint's Read without a fence; one lane gets so long for it. An error says
@@ -76,7 +77,7 @@ func preparedLanes(ctx context.Context, job *checkpoint.Job) (why map[int32]stri
 			if err != nil {
 				continue // not of this service
 			}
-			if !onTopic(n, job.TopicID) {
+			if !onTopic(n, job.TopicID) || n.Partition >= job.Partitions {
 				elsewhere++
 				continue
 			}
@@ -109,10 +110,18 @@ func unsettled(ctx context.Context, job *checkpoint.Job, lane checkpoint.Lane, l
 	switch {
 	case err != nil:
 		return "its decision can't be told", nil //nolint:nilerr // S2 refuses it, with the whole message
-	case !known || d.Seq == 0:
-		return "", nil
 	}
 	for _, shard := range job.Shards {
+		has, ok, err := shard.LaneRow(ctx, lane)
+		switch {
+		case err != nil:
+			return "", fmt.Errorf("shard %s: %w", shard.Name(), err)
+		case ok && has.Seq > d.Seq: // of a lane without a decision all are
+			return fmt.Sprintf("%s has its epochs up to %d, more than are decided", shard.Name(), has.Seq), nil
+		}
+		if !known || d.Seq == 0 {
+			continue
+		}
 		row, ok, err := shard.EpochRow(ctx, lane, d.Seq)
 		switch {
 		case err != nil:

@@ -17,6 +17,7 @@ type fakeShard struct {
 	name     string
 	prepared []checkpoint.GTRID
 	rows     map[int32]checkpoint.GTRID // of the epoch 9 of a lane; "" for an error
+	ahead    map[int32]bool             // lanes of which it has an epoch more
 	err      error
 }
 
@@ -37,6 +38,16 @@ func (f *fakeShard) EpochRow(_ context.Context, lane checkpoint.Lane, seq int64)
 		return row, false, errors.New("no answer")
 	}
 	return checkpoint.EpochRow{GTRID: g}, ok && seq == 9, nil
+}
+
+func (f *fakeShard) LaneRow(_ context.Context, lane checkpoint.Lane) (row checkpoint.LaneRow, ok bool, err error) {
+	if _, ok = f.rows[lane.Partition]; ok {
+		row.Seq = 9
+	}
+	if f.ahead[lane.Partition] {
+		row.Seq, ok = row.Seq+1, true
+	}
+	return row, ok, nil
 }
 
 // TestUnsettled: lanes with a branch on any shard, with a decided epoch that some
@@ -82,8 +93,12 @@ func TestUnsettled(t *testing.T) {
 		shards[0].rows[6] = gtrid(6, 4, 9)
 		kafka.reads[7] = []checkpoint.Read{{HasOffset: true, Offset: 3}}
 		kafka.reads[8] = []checkpoint.Read{decidedBy(t, 8, 1, 0, 0)} // taken over, and no epoch yet
-		delete(shards[0].rows, 8)
+		for _, s := range shards {
+			delete(s.rows, 8)
+			delete(s.rows, 0)
+		}
 		kafka.reads[0] = nil // never started
+		shards[1].ahead = map[int32]bool{3: true}
 		begun := time.Now()
 		found, elsewhere, err := Unsettled(t.Context(), job, kafka.Look, patience)
 		if err != nil || elsewhere != 1 {
@@ -91,6 +106,7 @@ func TestUnsettled(t *testing.T) {
 		}
 		wantLines(t, lines(found),
 			"usage/1: prepared on eu-0, eu-1", "usage/2: prepared on eu-1",
+			"usage/3: eu-1 has its epochs up to 10, more than are decided",
 			"usage/4: its decision can't be read: lane 4: unstable: context deadline exceeded",
 			"usage/5: the decided epoch 9 is not on eu-1", "usage/6: epoch 9 on eu-0 is not by the branch that is decided",
 			"usage/7: its decision can't be told")
@@ -98,6 +114,14 @@ func TestUnsettled(t *testing.T) {
 			t.Errorf("took %s, want %s", took, patience)
 		}
 	})
+
+	// A lane without a decision has no epoch anywhere.
+	job, shards, kafka = fresh()
+	kafka.reads[2] = nil
+	if found, _, err := Unsettled(t.Context(), job, kafka.Look, patience); err != nil || len(found) != 1 || found[0].Why != "eu-0 has its epochs up to 9, more than are decided" {
+		t.Errorf("%v, %v", found, err)
+	}
+	job, shards, kafka = fresh()
 
 	// What a shard does not answer is never taken for settled.
 	shards[1].rows[3] = ""

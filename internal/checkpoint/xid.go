@@ -81,7 +81,7 @@ func (g GTRID) Parse() (Name, error) {
 		}
 	}
 	n := Name{Owner: s[:ownerLen], Lane: s[:laneLen]}
-	part, err := strconv.ParseUint(s[laneLen-xidPart:laneLen], 16, 32)
+	part, err := strconv.ParseUint(s[laneLen-xidPart:laneLen], 16, 31)
 	if err != nil {
 		return Name{}, fmt.Errorf("gtrid %q: partition: %w", s, err)
 	}
