@@ -146,7 +146,6 @@ var errStop = errors.New("stop")
 type verifier struct {
 	cfg    Config
 	shards []*snapshot
-	tables []string
 	owner  string // of the job's branches; "" where no shard says which set this is
 	lanes  []*lane
 	told   telling

@@ -161,13 +161,8 @@ func (s *side) check(ctx context.Context, to, end int64) error {
 	before := s.last
 	for _, e := range s.epochs {
 		e.follows = s.next
-		if seq := int64(0); before != nil {
-			seq = before.seq
-			if e.seq != seq+1 {
-				e.follows = nil
-			}
-		} else if e.seq != 1 {
-			e.follows = nil
+		if first := before == nil; first && e.seq != 1 || !first && e.seq != before.seq+1 {
+			e.follows = nil // the one before it is not there
 		}
 		if len(e.follows) > 0 {
 			e.hash.Write(e.follows[0])

@@ -27,11 +27,10 @@ type side struct {
 	row  *laneRow // of billing_lane; nil without one
 
 	// The chain so far.
-	last    *epoch   // the last row of billing_epoch that was read; nil before the first
-	next    [][]byte // digests that the next epoch may follow on; none where that can't be known
-	from    int64    // offsets before it were read; the least there is before the first run
-	until   int64    // the run's end
-	rejects int64    // rows
+	last  *epoch   // the last row of billing_epoch that was read; nil before the first
+	next  [][]byte // digests that the next epoch may follow on; none where that can't be known
+	from  int64    // offsets before it were read; the least there is before the first run
+	until int64    // the run's end
 
 	// The run.
 	ahead  []planned // epochs that may be in it

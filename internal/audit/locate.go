@@ -70,11 +70,11 @@ func parseMarks(b []byte, from int64) (marks []mark, err error) {
 // appendMark is the other way, for the marks that an epoch should have.
 func appendMark(dst []byte, m, before mark, from int64) []byte {
 	dst = append(dst, m.tag)
-	switch {
-	case m.tag == 'S':
+	switch m.tag {
+	case 'S':
 		dst = binary.AppendUvarint(dst, uint64(len(m.currency)))
 		dst = append(dst, m.currency...)
-	case m.tag == before.tag:
+	case before.tag:
 		dst = binary.AppendUvarint(dst, uint64(m.offset-before.offset))
 	default:
 		dst = binary.AppendUvarint(dst, uint64(m.offset-from))
@@ -92,13 +92,11 @@ func (s *side) locate(ctx context.Context, e *epoch) error {
 		return err
 	}
 	var should []byte // row_marks of these rows
-	for i, m := range rows {
+	before := mark{}
+	for _, m := range rows {
 		if m.seq == e.seq {
-			before := mark{}
-			if i > 0 {
-				before = rows[i-1]
-			}
 			should = appendMark(should, m, before, e.from)
+			before = m
 		}
 	}
 	plain := e.enc
@@ -117,7 +115,7 @@ func (s *side) locate(ctx context.Context, e *epoch) error {
 	marks, err := parseMarks(e.marks, e.from)
 	if err != nil {
 		e.hint("the digest is wrong and row_marks can't be read", fmt.Sprintf("digest %x, as computed from what is there", e.computed))
-		return nil
+		return nil //nolint:nilerr // it is told
 	}
 	if far := shifted(marks, rows); far != 0 {
 		e.hint(fmt.Sprintf("offset_from is %d", e.from), fmt.Sprintf("%d, from which row_marks count", e.from+far))
@@ -158,9 +156,13 @@ func shifted(marks, rows []mark) int64 {
 
 // with reports whether h and an epoch's row give the digest. h stays as it is.
 func with(h hash.Hash, row, digest []byte) bool {
-	c, err := h.(hash.Cloner).Clone()
+	cloner, ok := h.(hash.Cloner)
+	if !ok {
+		panic("SHA-256 can be cloned")
+	}
+	c, err := cloner.Clone()
 	if err != nil {
-		panic(err) // SHA-256 can be cloned
+		panic(err) // likewise
 	}
 	c.Write(row)
 	return bytes.Equal(c.Sum(nil), digest)
@@ -212,7 +214,7 @@ func (s *side) compareMarks(e *epoch, marks, rows []mark) (any bool) {
 	wrote := fmt.Sprintf("the row as epoch %d wrote it", e.seq)
 	slices.SortStableFunc(marks, mark.order) // they are, unless they were changed
 	for len(marks) > 0 || len(rows) > 0 {
-		c := 0
+		var c int
 		switch {
 		case len(marks) == 0:
 			c = 1

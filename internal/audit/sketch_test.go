@@ -28,8 +28,8 @@ func keyIn(group int, n byte) (k totalKey) {
 // What the ledger adds in many rows, and the totals have in few, leaves nothing.
 func TestSketchOfEqualSidesIsEmpty(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	s, lane := newSketch(maphash.MakeSeed()), (*sketch)(nil)
-	lane = newSketch(s.seed)
+	s := newSketch(maphash.MakeSeed())
+	lane := newSketch(s.seed)
 	totals := map[totalKey]*entry{}
 	for range 5000 {
 		var e entry
@@ -47,7 +47,7 @@ func TestSketchOfEqualSidesIsEmpty(t *testing.T) {
 		if totals[e.key] == nil {
 			totals[e.key] = &entry{key: e.key}
 		}
-		totals[e.key].amounts.add(&e.amounts)
+		totals[e.key].add(&e.amounts)
 	}
 	s.merge(lane)
 	if len(s.left()) < 1000 {

@@ -68,13 +68,13 @@ func (s *sketch) clear() { clear(s.groups[:]) }
 
 func (s *sketch) add(e *entry) {
 	g := &s.groups[e.key.group()]
-	g.amounts.add(&e.amounts)
+	g.add(&e.amounts)
 	g.weighted += s.weigh(e)
 }
 
 func (s *sketch) sub(e *entry) {
 	g := &s.groups[e.key.group()]
-	g.amounts.sub(&e.amounts)
+	g.sub(&e.amounts)
 	g.weighted -= s.weigh(e)
 }
 
@@ -92,7 +92,7 @@ func (s *sketch) weigh(e *entry) uint64 {
 
 func (s *sketch) merge(t *sketch) {
 	for i := range s.groups {
-		s.groups[i].amounts.add(&t.groups[i].amounts)
+		s.groups[i].add(&t.groups[i].amounts)
 		s.groups[i].weighted += t.groups[i].weighted
 	}
 }
@@ -142,7 +142,6 @@ type total struct {
 	entry
 	stored totalKey
 	lane   checkpoint.Lane
-	about  string // its identity, for people
 	wrong  string // what can't be read
 }
 

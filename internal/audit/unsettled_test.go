@@ -77,7 +77,7 @@ func TestUnsettled(t *testing.T) {
 		return out
 	}
 
-	job, shards, kafka := fresh()
+	job, _, kafka := fresh()
 	found, elsewhere, err := Unsettled(t.Context(), job, kafka.Look, patience)
 	if err != nil || len(found) > 0 || elsewhere > 0 || kafka.looked != lanes {
 		t.Errorf("nothing in doubt: %v, %d elsewhere, %v; %d lanes looked at", found, elsewhere, err, kafka.looked)
@@ -116,14 +116,14 @@ func TestUnsettled(t *testing.T) {
 	})
 
 	// A lane without a decision has no epoch anywhere.
-	job, shards, kafka = fresh()
+	job, _, kafka = fresh()
 	kafka.reads[2] = nil
 	if found, _, err := Unsettled(t.Context(), job, kafka.Look, patience); err != nil || len(found) != 1 || found[0].Why != "eu-0 has its epochs up to 9, more than are decided" {
 		t.Errorf("%v, %v", found, err)
 	}
-	job, shards, kafka = fresh()
 
 	// What a shard does not answer is never taken for settled.
+	job, shards, kafka := fresh()
 	shards[1].rows[3] = ""
 	if found, _, err := Unsettled(t.Context(), job, kafka.Look, patience); err == nil || !strings.Contains(err.Error(), "shard eu-1: no answer") {
 		t.Errorf("%v, %v", found, err)
