@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -70,6 +71,11 @@ func (p *planting) found(v *verified) error {
 	}
 	if !v.has(p.shard, p.table, p.key) && (p.column != "total_key" || !v.has(p.shard, p.table, p.now)) {
 		return fmt.Errorf("%s: the row is not named: %s", p, v)
+	}
+	if p.step == deleted && !slices.ContainsFunc(v.Differences, func(d wrongRow) bool {
+		return d.Table == p.table && d.names(p.key) && strings.HasPrefix(d.Wrong, "there is no row")
+	}) {
+		return fmt.Errorf("%s: it is not said that the row is gone: %s", p, v)
 	}
 	if len(v.Differences) > 4 {
 		return fmt.Errorf("%s: one row is wrong, and too much is said: %s", p, v)
