@@ -135,7 +135,7 @@ var errHeldBack = errors.New("an open Kafka transaction holds it back: that of a
 
 // verifyStatement bounds the wait for one answer of MySQL: some questions go
 // through whole indexes.
-const verifyStatement = 10 * time.Minute
+const verifyStatement = 3 * time.Minute
 
 func progressLine(p audit.Progress, took time.Duration) string {
 	rate := fmt.Sprintf("%d rows, %.0f rows/s", p.Rows, float64(p.Rows)/took.Seconds())

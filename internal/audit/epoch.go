@@ -167,7 +167,6 @@ func (s *side) check(ctx context.Context, to, end int64) error {
 		if len(e.follows) > 0 {
 			e.hash.Write(e.follows[0])
 		}
-		s.off = s.off || !e.ledgerOn
 		s.next = [][]byte{e.digest}
 		before = e
 	}
@@ -191,6 +190,7 @@ func (s *side) digests(ctx context.Context) error {
 		e.computed = e.hash.Sum(nil)
 		e.sound = len(e.follows) > 0 && bytes.Equal(e.computed, e.digest)
 		s.proven = s.proven || e.sound
+		s.off = s.off || e.sound && !e.ledgerOn
 		if !e.sound {
 			if before != nil && before.seq == e.seq-1 && !before.sound {
 				// Perhaps it is only the digest before that was changed.

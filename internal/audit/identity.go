@@ -22,7 +22,7 @@ func (v *verifier) identity(ctx context.Context) error {
 		return err
 	}
 	if missing {
-		v.told.note("tables are missing: nothing else was compared")
+		v.told.note("tables or their keys are missing: nothing else was compared")
 		return errStop
 	}
 	for _, s := range v.shards {
@@ -64,7 +64,32 @@ func (v *verifier) missingTables(ctx context.Context) (missing bool, err error) 
 	for _, d := range lost {
 		v.told.difference(d)
 	}
-	return len(lost) > 0, nil
+	if len(lost) > 0 {
+		return true, nil
+	}
+	return v.missingKeys(ctx)
+}
+
+// missingKeys tells which tables have lost their primary key, by which they are
+// read: there may be rows twice.
+func (v *verifier) missingKeys(ctx context.Context) (missing bool, err error) {
+	for _, s := range v.shards {
+		there := map[string]bool{}
+		err := s.scan(ctx, func(r row) error {
+			there[r.text(0)] = true
+			return nil
+		}, "SELECT table_name FROM information_schema.statistics WHERE table_schema = DATABASE() AND index_name = 'PRIMARY'")
+		if err != nil {
+			return false, err
+		}
+		for _, name := range migrations.Tables {
+			if !there[name] {
+				missing = true
+				v.told.difference(Difference{s.name, name, "the primary key", "it is not there: rows may be there twice", "the key, as migrate makes it"})
+			}
+		}
+	}
+	return missing, nil
 }
 
 // schema compares billing_schema with the migrations of this build.
@@ -197,6 +222,15 @@ func (v *verifier) findLanes(ctx context.Context) error {
 				return err
 			}
 		}
+	}
+	others := 0
+	for id := range lanes {
+		if id.Topic != v.cfg.Topic {
+			others++
+		}
+	}
+	if others > 0 {
+		v.told.note("%d lanes are of another topic than %s: their decisions were not compared", others, v.cfg.Topic)
 	}
 	v.lanes = slices.SortedFunc(maps.Values(lanes), func(a, b *lane) int {
 		return cmp.Or(cmp.Compare(a.id.Topic, b.id.Topic), cmp.Compare(a.id.Partition, b.id.Partition))

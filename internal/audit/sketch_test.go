@@ -81,6 +81,15 @@ func TestSketchSeesErrorsThatCancelOut(t *testing.T) {
 			a.charge.AddSum(amount(t, "99999999999999999999999999.999999999999"))
 			b.charge.SubSum(amount(t, "99999999999999999999999999.999999999999"))
 		},
+		"a power of two moved": func(a, b *entry) {
+			a.charge.AddSum(amount(t, "2251799813685248"))
+			b.charge.SubSum(amount(t, "2251799813685248"))
+		},
+		"the prime moved": func(a, b *entry) {
+			a.quantity.AddSum(amount(t, "2305843.009213693951"))
+			b.quantity.SubSum(amount(t, "2305843.009213693951"))
+		},
+		"many entries moved": func(a, b *entry) { a.entries += 1 << 62; b.entries -= 1 << 62 },
 		"credit moved": func(a, b *entry) {
 			a.credit.AddSum(amount(t, "5"))
 			b.credit.SubSum(amount(t, "5"))

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"billing/internal/checkpoint"
 )
@@ -34,6 +35,8 @@ type snapshot struct {
 // open takes the snapshots: first all connections, so that the moments are as
 // near to each other as can be.
 func (v *verifier) open(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, openWithin)
+	defer cancel()
 	seed := maphash.MakeSeed()
 	for i, name := range v.cfg.Shards {
 		conn, err := v.cfg.MySQL.Reader(ctx, i)
@@ -56,6 +59,9 @@ func (v *verifier) open(ctx context.Context) error {
 		return nil
 	})
 }
+
+// openWithin bounds the beginning: a server that answers nothing shows here.
+const openWithin = 30 * time.Second
 
 func (v *verifier) close() {
 	for _, s := range v.shards {

@@ -58,6 +58,23 @@ func (s Sum) Sign() int {
 // add up without the room for whole sums.
 func (s Sum) Low() uint64 { return s.w[0] }
 
+// Prime is the modulus of Mod.
+const Prime = 1<<61 - 1
+
+// Mod is s modulo Prime, from 0 on. As with Low, that of a sum is the sum of
+// those of its parts.
+func (s Sum) Mod() uint64 {
+	const wrap = 8 // 2^64 modulo Prime
+	r := uint64(0)
+	for i := len(s.w) - 1; i >= 0; i-- {
+		r = (wrap*r%Prime + s.w[i]%Prime) % Prime
+	}
+	if s.Sign() < 0 {
+		r = (r + Prime - wrap*wrap*wrap*wrap) % Prime // 2^256 less
+	}
+	return r
+}
+
 // IsZero reports whether s is 0.
 func (s Sum) IsZero() bool { return s == Sum{} }
 

@@ -8,6 +8,35 @@ import (
 	"testing"
 )
 
+// Mod is that of the number, and that of a sum the sum of those of its parts.
+func TestSumMod(t *testing.T) {
+	prime := new(big.Int).SetUint64(Prime)
+	unit := new(big.Int).Exp(big.NewInt(10), big.NewInt(Places), nil)
+	sums := []string{"0", "1", "-1", "0.000000000001", "-0.000000000001", "2305843.009213693951", "-2305843.009213693951", "18446744.073709551616", "-99999999999999999999999999999999999999999999999999999.999999999999", "99999999999999999999999999999999999999999999999999999.999999999999"}
+	for _, a := range sums {
+		s, err := ParseSum([]byte(a))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, _ := new(big.Rat).SetString(a)
+		n := new(big.Int).Div(new(big.Int).Mul(r.Num(), unit), r.Denom())
+		if want := n.Mod(n, prime).Uint64(); s.Mod() != want {
+			t.Errorf("%s: %d, want %d", a, s.Mod(), want)
+		}
+		for _, b := range sums {
+			o, err := ParseSum([]byte(b))
+			if err != nil {
+				t.Fatal(err)
+			}
+			both := s
+			both.AddSum(o)
+			if both.Mod() != (s.Mod()+o.Mod())%Prime || both.Low() != s.Low()+o.Low() {
+				t.Errorf("%s and %s: not the sum of both", a, b)
+			}
+		}
+	}
+}
+
 func TestSumAgainstBig(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	var s Sum

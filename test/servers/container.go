@@ -167,12 +167,19 @@ func (s *server) StartNoWait(ctx context.Context) error {
 // WaitReady returns when the server serves.
 func (s *server) WaitReady(ctx context.Context) error { return s.waitReady(ctx) }
 
-// Pause freezes the server: connections stay open and are not answered.
+// Pause freezes the server: connections stay open and are not answered. The
+// kernel does not always get all of a container's threads to stand still in the
+// time that the engine gives it; then it is tried again.
 func (s *server) Pause(ctx context.Context) error {
-	if _, err := s.engine.docker.ContainerPause(ctx, s.ID(), client.ContainerPauseOptions{}); err != nil {
-		return fmt.Errorf("pause %s: %w", s.kind, err)
+	for try := 1; ; try++ {
+		_, err := s.engine.docker.ContainerPause(ctx, s.ID(), client.ContainerPauseOptions{})
+		if err == nil {
+			return nil
+		}
+		if try == 10 || !strings.Contains(err.Error(), "unable to freeze") {
+			return fmt.Errorf("pause %s: %w", s.kind, err)
+		}
 	}
-	return nil
 }
 
 // Unpause lets a frozen server go on where it was.
