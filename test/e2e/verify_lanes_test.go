@@ -60,7 +60,7 @@ func TestVerifyFindsTheSameErrorOnAllShards(t *testing.T) {
 		}
 		v := w.mustVerify(t, 1)
 		for i := range group {
-			if !v.has(i, group[i].table, group[i].key) {
+			if !group[i].named(v) {
 				t.Errorf("%s, and the same on the other shards: the row is not named: %s", &group[i], v)
 			}
 			if err := group[i].restore(w); err != nil {
