@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -130,8 +129,6 @@ func connect(ctx context.Context, c *config.Config) findings {
 	}
 	return all
 }
-
-var quiet = slog.New(slog.DiscardHandler) // what the clients would log is in the problems
 
 // connectToShards asks the shards. It returns nil where the configuration names
 // none that could be asked.

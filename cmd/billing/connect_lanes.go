@@ -56,7 +56,6 @@ type foreseen struct {
 	blind   int     // lanes of which the shards could not be asked
 	job     []error // refusals that end the process, each once
 	refused []error // refusals that stop a lane
-	stopped int     // lanes that they stop
 	failed  []error // lanes that could not be asked, in order
 }
 
@@ -96,20 +95,15 @@ func (s *foreseen) note(err error) {
 		s.failed = append(s.failed, err)
 		return
 	}
-	stops := false
 	for _, err := range checkpoint.Problems(err) {
 		r := checkpoint.AsRefusal(err)
 		switch {
 		case r == nil:
 		case r.Scope != checkpoint.EndsProcess:
 			s.refused = append(s.refused, r)
-			stops = true
 		case !slices.ContainsFunc(s.job, func(other error) bool { return checkpoint.AsRefusal(other).Reason == r.Reason }):
 			s.job = append(s.job, r) // what one lane was written with, the others were too
 		}
-	}
-	if stops {
-		s.stopped++
 	}
 }
 

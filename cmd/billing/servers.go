@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"log/slog"
 
 	"billing/cmd/billing/config"
@@ -27,6 +28,24 @@ func kafkaConfig(c *config.Config, logger *slog.Logger, unreachable func()) cons
 		MaxBatchBytes: c.Kafka.MaxBatchBytes, LeaveTimeout: leaveWithin, Logger: logger,
 		Unreachable: unreachable,
 	}
+}
+
+// quiet is for commands that only look: what their clients would log is in their
+// answers.
+var quiet = slog.New(slog.DiscardHandler)
+
+// openToLook opens both sides for a command that only looks, without a network.
+// The caller closes them.
+func openToLook(c *config.Config, cfg txsink.Config) (*txsink.Sink, *consume.Client, error) {
+	sink, err := txsink.Open(cfg)
+	if err != nil {
+		return nil, nil, &usageError{err}
+	}
+	kafka, err := consume.Open(kafkaConfig(c, quiet, nil))
+	if err != nil {
+		return nil, nil, errors.Join(&usageError{err}, sink.Close())
+	}
+	return sink, kafka, nil
 }
 
 // newJob is what all lanes share. The shards are checked, and so is the input

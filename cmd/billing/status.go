@@ -41,8 +41,8 @@ session of the lane would be refused for now.
 
 Exits with 0 also when lanes are stopped; with 3 if the job as a whole would be
 refused; with 4 if Kafka, a lane's decision or a shard could not be read (an instance
-that does not answer is no error): what is known is
-shown all the same. Servers that are away cost 5 s, and no look takes more than 20.`,
+that does not answer is no error): what is known is shown all the same. Servers that
+are away cost 5 s, and no look takes more than 20.`,
 		Example: `  billing status --config config.yaml
 
   # again every 5 s, until Ctrl-C

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -38,18 +37,11 @@ type looker struct {
 }
 
 func newLooker(c *config.Config) (*looker, error) {
-	quiet := slog.New(slog.DiscardHandler) // what goes wrong is part of the answer
-	l := &looker{cfg: c}
-	sink, err := txsink.Open(sinkConfig(c, quiet))
+	sink, kafka, err := openToLook(c, sinkConfig(c, quiet))
 	if err != nil {
-		return nil, &usageError{err}
+		return nil, err
 	}
-	kafka, err := consume.Open(kafkaConfig(c, quiet, nil))
-	if err != nil {
-		return nil, errors.Join(&usageError{err}, sink.Close())
-	}
-	l.sink, l.kafka = sink, kafka
-	return l, nil
+	return &looker{cfg: c, sink: sink, kafka: kafka}, nil
 }
 
 func (l *looker) close() {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"strings"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 	"billing/internal/audit"
 	"billing/internal/checkpoint"
 	"billing/internal/consume"
-	"billing/internal/txsink"
 
 	"github.com/spf13/cobra"
 )
@@ -35,8 +33,9 @@ expected. A branch that stays prepared is in doubt, which is no difference: the
 service ends it, or billing xa resolve.
 
 Exits with 0 if everything is right, 1 if there are differences, 3 if the databases
-are not those of the configuration, 4 if a MySQL server could not be reached or failed. Without Kafka it says that decisions were not
-compared; that changes no exit code.
+are not those of the configuration, 4 if a MySQL server could not be reached or
+failed. Without Kafka it says that decisions were not compared; that changes no exit
+code.
 
 With --json the answer is one object: ok, differences (shard, table, key, wrong,
 expected), in_doubt (shard, lane, incarnation, seq, gtrid, decision), notes,
@@ -64,18 +63,13 @@ decisions_compared, checked (what was read), outcomes, booked (by currency).`,
 
 // verify audits what the configuration names. Answers go to out as they come.
 func verify(ctx context.Context, c *config.Config, out verifyWriter, errOut io.Writer) error {
-	quiet := slog.New(slog.DiscardHandler) // what the clients log is in the errors, or no matter
 	cfg := sinkConfig(c, quiet)
 	cfg.StatementTimeout = verifyStatement
-	sink, err := txsink.Open(cfg)
+	sink, kafka, err := openToLook(c, cfg)
 	if err != nil {
-		return &usageError{err}
+		return err
 	}
 	defer sink.Close()
-	kafka, err := consume.Open(kafkaConfig(c, quiet, nil))
-	if err != nil {
-		return &usageError{err}
-	}
 	defer kafka.Close()
 
 	shown := newProgress(errOut, isTerminal(errOut))
@@ -138,10 +132,10 @@ var errHeldBack = errors.New("an open Kafka transaction holds it back: that of a
 const verifyStatement = 3 * time.Minute
 
 func progressLine(p audit.Progress, took time.Duration) string {
-	rate := fmt.Sprintf("%d rows, %.0f rows/s", p.Rows, float64(p.Rows)/took.Seconds())
 	if p.Total == 0 {
 		return fmt.Sprintf("%s (%d rows read so far)", p.Step, p.Rows)
 	}
+	rate := fmt.Sprintf("%d rows, %.0f rows/s", p.Rows, float64(p.Rows)/took.Seconds())
 	share := float64(p.Done) / float64(p.Total)
 	left := ""
 	if share > 0.01 {

@@ -23,15 +23,11 @@ const (
 // preparedBranches lists what is prepared on the shards' servers. problems are
 // what could not be asked, or is not as recorded.
 func preparedBranches(ctx context.Context, c *config.Config) (branches []audit.Branch, problems []error, err error) {
-	sink, err := txsink.Open(sinkConfig(c, quiet))
+	sink, kafka, err := openToLook(c, sinkConfig(c, quiet))
 	if err != nil {
-		return nil, nil, &usageError{err}
+		return nil, nil, err
 	}
 	defer sink.Close()
-	kafka, err := consume.Open(kafkaConfig(c, quiet, nil))
-	if err != nil {
-		return nil, nil, &usageError{err}
-	}
 	defer kafka.Close()
 	branches, problems = audit.ListBranches(ctx, audit.Question{
 		Job: c.Job, Topic: c.Kafka.Topic, Shards: shardsToSee{sink, shardNames(c)}, Kafka: &kafkaToSee{Client: kafka, firstStart: c.FirstStart},

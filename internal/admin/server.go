@@ -1,6 +1,6 @@
 // Package admin serves the port that operators and orchestrators ask: health,
-// readiness, metrics, and what one instance says of its lanes. It is fed by functions and knows nothing of what they
-// report on.
+// readiness, metrics, and what one instance says of its lanes. It is fed by
+// functions and knows nothing of what they report on.
 package admin
 
 import (

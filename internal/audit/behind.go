@@ -424,7 +424,7 @@ func (v *verifier) judge(id checkpoint.Lane, claim int64, r *checkpoint.Read) (*
 		return nil, nil, nil
 	}
 	if r.HasOffset && r.Metadata != r.Record {
-		return nil, tell("the two copies of the decision differ: the group's offset says "+brief(r.Metadata)+", the topic "+brief(r.Record), "the same in both"), nil
+		return nil, tell("the two copies of the decision differ: the group's offset says "+checkpoint.Brief(r.Metadata)+", the topic "+checkpoint.Brief(r.Record), "the same in both"), nil
 	}
 	d, err := checkpoint.ParseDecision(r.Record)
 	switch {
@@ -438,18 +438,6 @@ func (v *verifier) judge(id checkpoint.Lane, claim int64, r *checkpoint.Read) (*
 		return nil, tell("the decision is of topic id "+d.TopicID.String(), "%s, the topic's", r.TopicID), nil
 	}
 	return &d, nil, nil
-}
-
-// brief is what a person compares two copies of a decision by.
-func brief(text string) string {
-	d, err := checkpoint.ParseDecision(text)
-	switch {
-	case text == "":
-		return "nothing"
-	case err != nil:
-		return "what is no decision"
-	}
-	return fmt.Sprintf("epoch %d of incarnation %d up to offset %d", d.Seq, d.Incarnation, d.Next)
 }
 
 func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }

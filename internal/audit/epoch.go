@@ -29,11 +29,11 @@ type epoch struct {
 	marks        []byte // in enc
 
 	hash            hash.Hash
-	ledger, rejects int64                 // rows
-	conflicts       int64                 // of rejects
-	least, most     int64                 // offsets of these rows
-	sums            map[string]*booked    // of the ledger, by currency
-	booked          map[string]*epochSums // rows of billing_epoch_sum
+	ledger, rejects int64              // rows
+	conflicts       int64              // of rejects
+	least, most     int64              // offsets of these rows
+	sums            map[string]*booked // of the ledger, by currency
+	booked          map[string]*booked // rows of billing_epoch_sum
 
 	follows  [][]byte // digests that it may follow on
 	computed []byte   // the digest, of what was read
@@ -60,9 +60,6 @@ func (b *booked) sub(c *booked) {
 	b.credit.SubSum(c.credit)
 	b.entries -= c.entries
 }
-
-// epochSums is a row of billing_epoch_sum.
-type epochSums = booked
 
 type laneCurrency struct {
 	lane     checkpoint.Lane
@@ -148,7 +145,7 @@ func newEpoch(r row) *epoch {
 		digest: bytes.Clone(r[n]),
 		enc:    r[:n].encode(nil, 'E'),
 		hash:   sha256.New(),
-		sums:   map[string]*booked{}, booked: map[string]*epochSums{},
+		sums:   map[string]*booked{}, booked: map[string]*booked{},
 	}
 	e.marks = e.enc[len(e.enc)-len(r[n-1]):]
 	return e
@@ -160,14 +157,14 @@ func (s *side) check(ctx context.Context, to, end int64) error {
 	s.until = end
 	before := s.last
 	for _, e := range s.epochs {
-		e.follows = s.next
+		e.follows = [][]byte{s.next}
 		if first := before == nil; first && e.seq != 1 || !first && e.seq != before.seq+1 {
 			e.follows = nil // the one before it is not there
 		}
 		if len(e.follows) > 0 {
 			e.hash.Write(e.follows[0])
 		}
-		s.next = [][]byte{e.digest}
+		s.next = e.digest
 		before = e
 	}
 	if err := s.readLedger(ctx, end); err != nil {

@@ -27,10 +27,10 @@ type side struct {
 	row  *laneRow // of billing_lane; nil without one
 
 	// The chain so far.
-	last  *epoch   // the last row of billing_epoch that was read; nil before the first
-	next  [][]byte // digests that the next epoch may follow on; none where that can't be known
-	from  int64    // offsets before it were read; the least there is before the first run
-	until int64    // the run's end
+	last  *epoch // the last row of billing_epoch that was read; nil before the first
+	next  []byte // digest that the next epoch follows on
+	from  int64  // offsets before it were read; the least there is before the first run
+	until int64  // the run's end
 
 	// The run.
 	ahead  []planned // epochs that may be in it
@@ -68,7 +68,7 @@ type group struct {
 func newLane(v *verifier, id checkpoint.Lane) *lane {
 	l := &lane{v: v, id: id, done: math.MinInt64}
 	for _, s := range v.shards {
-		l.sides = append(l.sides, &side{snapshot: s, lane: l, next: [][]byte{make([]byte, 32)}, from: math.MinInt64, lines: map[Difference]bool{}})
+		l.sides = append(l.sides, &side{snapshot: s, lane: l, next: make([]byte, 32), from: math.MinInt64, lines: map[Difference]bool{}})
 	}
 	return l
 }

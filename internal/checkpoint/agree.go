@@ -215,12 +215,12 @@ func (job *Job) unequal(lane Lane, r *Read, err error) error {
 		return err
 	}
 	return &Refusal{Reason: ReasonDecisionsUnequal, What: lane.String(),
-		Wrong: fmt.Sprintf("the two copies of the decision differ: the group's offset says %s, %s.decision says %s; in full: %q and %q", brief(r.Metadata), job.Name, brief(r.Record), r.Metadata, r.Record),
+		Wrong: fmt.Sprintf("the two copies of the decision differ: the group's offset says %s, %s.decision says %s; in full: %q and %q", Brief(r.Metadata), job.Name, Brief(r.Record), r.Metadata, r.Record),
 		Next:  "find out which of the two was changed or lost (a restored or recreated topic, a deleted group); see the runbook", Err: err}
 }
 
-// brief is what a person compares two copies of D by.
-func brief(text string) string {
+// Brief is what a person compares two copies of D by.
+func Brief(text string) string {
 	d, err := ParseDecision(text)
 	switch {
 	case text == "":

@@ -41,22 +41,30 @@ type Session struct {
 //   - ErrNotAssigned or ErrSuperseded: the lane is somebody else's;
 //   - anything else: try again, from S0.
 func Open(ctx context.Context, job *Job, lane Lane, assigned func() bool, state State) (*Session, error) {
-	s := &Session{job: job, lane: lane, assigned: assigned, index: map[int64]int64{}, digests: make([][]byte, len(job.Shards))}
+	s := newSession(job, lane, assigned)
 	if err := s.open(ctx, state); err != nil {
 		s.Close()
-		return nil, &OpenError{At: s.at(cmp.Or(s.decision.Load(), &Decision{})), Err: err}
+		return nil, s.notOpened(err)
 	}
 	return s, nil
+}
+
+func newSession(job *Job, lane Lane, assigned func() bool) *Session {
+	return &Session{job: job, lane: lane, assigned: assigned, index: map[int64]int64{}, digests: make([][]byte, len(job.Shards))}
+}
+
+func (s *Session) notOpened(err error) error {
+	return &OpenError{At: s.at(cmp.Or(s.decision.Load(), &Decision{})), Err: err}
 }
 
 // Settle is S0 to S4, for the operator's tools: afterwards nothing of the lane is
 // in doubt, and nobody owns it. It returns the decision that it settled by. Its
 // errors are Open's.
 func Settle(ctx context.Context, job *Job, lane Lane, assigned func() bool) (Decision, error) {
-	s := &Session{job: job, lane: lane, assigned: assigned, index: map[int64]int64{}, digests: make([][]byte, len(job.Shards))}
+	s := newSession(job, lane, assigned)
 	defer s.Close()
 	if err := s.takeOver(ctx); err != nil {
-		return Decision{}, &OpenError{At: s.at(cmp.Or(s.decision.Load(), &Decision{})), Err: err}
+		return Decision{}, s.notOpened(err)
 	}
 	return s.Decision(), nil
 }

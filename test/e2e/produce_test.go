@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
-	"os"
 	"os/exec"
 	"regexp"
 	"strings"
@@ -146,11 +145,7 @@ func (w *world) startProduce(args ...string) *producing {
 	w.t.Helper()
 	p := &producing{t: w.t, done: make(chan struct{})}
 	p.cmd = exec.Command(shared.binary, append([]string{"produce", "--config", w.config}, args...)...)
-	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "BILLING_") { // the testbed's own
-			p.cmd.Env = append(p.cmd.Env, v)
-		}
-	}
+	p.cmd.Env = environ()
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.errOut
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {

@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -28,11 +27,7 @@ func (w *world) ask(args ...string) (a answer) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, shared.binary, append(args, "--config", w.config)...)
-	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "BILLING_") { // the testbed's own
-			cmd.Env = append(cmd.Env, v)
-		}
-	}
+	cmd.Env = environ()
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
 	err := cmd.Run()
