@@ -3,13 +3,18 @@ package e2e
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
 
 	"billing/test/servers"
 )
@@ -217,6 +222,41 @@ func TestRestore(t *testing.T) {
 	}
 	s = w.run("") // the new server is the recorded one
 	w.charge(0, 10)
+	w.waitAccounted()
+	s.stop()
+	w.exact()
+}
+
+// TestDecisionTopicLost: the topic of the decisions was deleted. It is made again
+// by a start that may be the first one, the lane shows the copy that is left, and
+// goes on when that was written.
+func TestDecisionTopicLost(t *testing.T) {
+	t.Parallel()
+	w := ran(t)
+	_, left := w.offset(0)
+	if _, err := kadm.NewClient(w.admin).DeleteTopic(t.Context(), w.job+".decision"); err != nil {
+		t.Fatal(err)
+	}
+	s := w.run("")
+	servers.Eventually(t, 2*time.Minute, func() error {
+		return errors.Join(contains(s.output(), "refused (decisions-unequal)"), contains(s.output(), w.job+".decision says nothing"))
+	})
+	var status struct{ Lanes []struct{ Message string } }
+	if err := json.Unmarshal([]byte(w.ask("status", "--json").must(t, 0).out), &status); err != nil || len(status.Lanes) != 1 {
+		t.Fatal(err, status)
+	}
+	copies := regexp.MustCompile(`in full: ("(?:[^"\\]|\\.)*") and ""`).FindStringSubmatch(status.Lanes[0].Message)
+	if copies == nil {
+		t.Fatalf("it does not show the copies: %s", status.Lanes[0].Message)
+	}
+	shown, err := strconv.Unquote(copies[1])
+	if err != nil || shown != left {
+		t.Errorf("it shows %s (%v), the copy that is left is %s", shown, err, left)
+	}
+	s.stop()
+	w.record(0, shown)
+	s = w.run("")
+	w.charge(0, 30)
 	w.waitAccounted()
 	s.stop()
 	w.exact()
