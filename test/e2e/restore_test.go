@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -260,4 +261,50 @@ func TestDecisionTopicLost(t *testing.T) {
 	w.waitAccounted()
 	s.stop()
 	w.exact()
+}
+
+// TestKafkaLost: Kafka is gone for good while branches are prepared. An epoch that
+// some shard has was decided, any other one counts as not booked; when its branches
+// are ended so, verify finds nothing wrong.
+func TestKafkaLost(t *testing.T) {
+	t.Parallel()
+	for failpoint, decided := range map[string]bool{"some-committed:1": true, "all-prepared:1": false, "some-prepared:1": false} {
+		t.Run(failpoint, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, 2)
+			n := w.died(failpoint)
+			w.withoutKafka()
+			branches := w.xaList(4)
+			for _, b := range branches {
+				if b.Owner != "job" {
+					continue
+				}
+				if b.Decision != "unknown" {
+					t.Errorf("without Kafka: %+v", b)
+				}
+				end := "XA ROLLBACK "
+				for i := range w.shards {
+					if w.epochsOn(i, 0) >= b.Seq {
+						end = "XA COMMIT "
+					}
+				}
+				var shard int
+				if _, err := fmt.Sscanf(b.Shard, "s%d", &shard); err != nil {
+					t.Fatal(err)
+				}
+				w.root(shard, end+b.XID)
+			}
+			if left := slices.Max(w.prepared()); left != 0 {
+				t.Errorf("%d branches are prepared", left)
+			}
+			want := n
+			if decided {
+				want++
+			}
+			all(t, "epochs", w.epochs(0), want)
+			if v := w.mustVerify(t, 0); len(v.InDoubt) != 0 || v.DecisionsCompared {
+				t.Errorf("it says %s", v)
+			}
+		})
+	}
 }
