@@ -95,7 +95,7 @@ func (v *verifier) answer(ctx context.Context) error {
 	all := maps.Clone(kept)
 	maps.Copy(all, found)
 	for _, reason := range slices.Sorted(maps.Keys(all)) {
-		v.sameCount(tableReject, "reason "+printable(reason), found[reason], kept[reason])
+		v.sameCount(tableReject, "reason "+Printable(reason), found[reason], kept[reason])
 	}
 	if err := v.sameTotals(ctx); err != nil {
 		return err
@@ -167,7 +167,7 @@ func rowOf(t *loadgen.Total) loadgen.Total {
 }
 
 func totalName(t *loadgen.Total) string {
-	return fmt.Sprintf("account %s sku %s unit %s %s window %s", printable(t.AccountID), printable(t.SKU), printable(t.Unit), t.Currency, t.WindowStart)
+	return fmt.Sprintf("account %s sku %s unit %s %s window %s", Printable(t.AccountID), Printable(t.SKU), Printable(t.Unit), t.Currency, t.WindowStart)
 }
 
 func totalValues(t *loadgen.Total) string {

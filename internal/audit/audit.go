@@ -211,7 +211,7 @@ func epochsKey(l checkpoint.Lane, from, to int64) string {
 func offsetKey(l checkpoint.Lane, offset int64) string { return fmt.Sprintf("%s offset %d", l, offset) }
 
 func sumKey(l checkpoint.Lane, seq int64, currency string) string {
-	return fmt.Sprintf("%s epoch %d %s", l, seq, printable(currency))
+	return fmt.Sprintf("%s epoch %d %s", l, seq, Printable(currency))
 }
 
 // The tables, as lines name them.
