@@ -52,6 +52,9 @@ decisions_compared, answer_compared, checked (what was read), outcomes, booked (
   billing produce --config config.yaml --count 100000 > answer.json
   billing verify --config config.yaml --answer answer.json
 
+  # as a MySQL user of its own, who may read everything (docs/grants.md)
+  BILLING_SHARDS='[{"name":"a","dsn_file":"/run/secrets/reader-a"}]' billing verify --config config.yaml
+
   # for a script
   billing verify --config config.yaml --json | jq '.differences | length'`,
 		Args: cobra.NoArgs,
