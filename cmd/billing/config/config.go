@@ -31,8 +31,9 @@ type Config struct {
 	FirstStart bool       `mapstructure:"first_start"` // a lane may start where Kafka and MySQL both know nothing of it
 
 	sources  map[string]source
-	from     string    // the file, "" without one
-	problems []Problem // see Usable
+	from     string          // the file, "" without one
+	problems []Problem       // see Usable
+	wrong    map[string]bool // likewise: paths whose value can't be used
 }
 
 // Kafka says where the messages come from.

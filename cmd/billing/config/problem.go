@@ -53,8 +53,16 @@ func Summary(problems []string) string {
 	if len(problems) != 1 {
 		n = fmt.Sprintf("%d problems", len(problems))
 	}
-	return "configuration: " + n + ":\n  " + strings.Join(problems, "\n  ")
+	rest := ""
+	if more := len(problems) - mostShown; more > 0 {
+		problems, rest = problems[:mostShown], fmt.Sprintf("\n  and %d more; billing config check --json has all", more)
+	}
+	return "configuration: " + n + ":\n  " + strings.Join(problems, "\n  ") + rest
 }
+
+// mostShown is how many problems a person gets to see at once: more are of a
+// wrong file.
+const mostShown = 100
 
 func sortProblems(ps []Problem) {
 	rank := func(p Problem) int {
