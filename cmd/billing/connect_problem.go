@@ -126,10 +126,21 @@ type checkError struct{ problems []problem }
 
 func (e *checkError) Error() string {
 	lines := make([]string, len(e.problems))
+	static := 0
 	for i, p := range e.problems {
 		lines[i] = p.String()
+		if p.Kind == kindStatic {
+			static++
+		}
 	}
-	return config.Summary(lines)
+	with := "configuration and servers"
+	switch static {
+	case 0:
+		with = "servers"
+	case len(lines):
+		with = "configuration"
+	}
+	return config.Summary(with, lines)
 }
 
 // Unwrap gives what decides the exit code: the configuration's own problems

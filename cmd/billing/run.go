@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"billing/cmd/billing/config"
@@ -137,7 +139,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	metrics := NewMetrics(view.gauges, shardNames(c))
 	port := admin.New(admin.Config{Listen: c.Admin.Listen, Health: view.health, Ready: view.ready, Status: view.instance, Metrics: metrics.Handler(), Logger: log})
 	if err := port.Start(ctx); err != nil {
-		return &usageError{fmt.Errorf("admin.listen: %w", err)}
+		return listenProblem(c, err)
 	}
 	log.Info("admin port open", "address", port.Addr())
 	defer func() {
@@ -277,6 +279,27 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	}
 	log.Info("stopped")
 	return nil
+}
+
+// listenProblem is that the admin port can't be opened.
+func listenProblem(c *config.Config, err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		err = op.Err // the address is said anyway
+	}
+	var call *os.SyscallError
+	if errors.As(err, &call) {
+		err = call.Err
+	}
+	next := "give it an address of this machine, such as :8080"
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		next = "another process listens there, perhaps another instance: end it, or give this one another port"
+	case errors.Is(err, syscall.EACCES):
+		next = "give it a port from 1024 up, such as :8080"
+	}
+	return &config.Error{Problems: []config.Problem{c.Problem("admin.listen",
+		fmt.Sprintf("the admin port can't be opened at %s: %v. Next step: %s", c.Admin.Listen, err, next))}}
 }
 
 func shardNames(c *config.Config) (names []string) {

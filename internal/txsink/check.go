@@ -191,7 +191,7 @@ func (s *shard) checkTables(ctx context.Context, c *sql.Conn, v server, count in
 	if err != nil {
 		return err
 	}
-	if known && lack == nil {
+	if known && lack == nil && v.readOnlyProblem(s.name) == nil { // which would refuse them all
 		for _, statement := range neededStatements {
 			if _, err := c.ExecContext(ctx, statement); err != nil {
 				return err

@@ -29,7 +29,13 @@ func TestShippedFile(t *testing.T) {
 	}
 	comments := commentsByKey(string(b))
 	got, def := reflect.ValueOf(*c), reflect.ValueOf(Default())
+	last := 0
 	for _, k := range leaves() {
+		if line := c.sources[k.path].line; line < last {
+			t.Errorf("%s: is before the key that config check shows before it", k.path)
+		} else {
+			last = line
+		}
 		if _, ok := c.sources[k.path]; !ok {
 			t.Errorf("%s: not in the file", k.path)
 			continue
