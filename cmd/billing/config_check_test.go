@@ -117,9 +117,8 @@ func TestTakenAdminPort(t *testing.T) {
 	defer l.Close()
 	dir := inDir(t, goodConfig)
 	for listen, next := range map[string]string{
-		l.Addr().String():  "address already in use. Next step: another process listens there, perhaps another instance: end it, or give this one another port",
-		"192.0.2.1:8080":   "Next step: give it an address of this machine, such as :8080",
-		"300.300.300.1:80": "Next step: give it an address of this machine, such as :8080",
+		l.Addr().String(): "address already in use. Next step: another process listens there, perhaps another instance: end it, or give this one another port",
+		"192.0.2.1:8080":  "Next step: give it an address of this machine, such as :8080",
 	} {
 		got := run(t, dir, []string{"BILLING_ADMIN_LISTEN=" + listen}, "run")
 		if got.code != 2 || got.out != "" || !strings.Contains(got.errOut, "\n  BILLING_ADMIN_LISTEN: admin.listen: the admin port can't be opened at "+listen+": ") || !strings.Contains(got.errOut, next) {

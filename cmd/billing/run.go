@@ -41,32 +41,45 @@ const (
 
 // acceptable is the closed list of what --accept takes, and what it means.
 var acceptable = []struct{ reason, what, meaning string }{
-	{checkpoint.ReasonServerChanged, "SHARD", "the shard is another server than recorded, after a planned failover that lost nothing; the new one is recorded"},
-	{checkpoint.ReasonOffsetReset, "LANE", "drop the offset that an administrator has set for the lane (TOPIC/PARTITION), and go on from the lane's own decision"},
+	{checkpoint.ReasonServerChanged, "SHARD", "the shard is on another server than the recorded one, after a\nplanned failover that lost nothing; the new one is recorded"},
+	{checkpoint.ReasonOffsetReset, "LANE", "drop the offset that somebody has set for the lane\n(TOPIC/PARTITION), and go on from the lane's own decision"},
+}
+
+// acceptText is what may be accepted, for --help.
+func acceptText() string {
+	var list strings.Builder
+	for _, a := range acceptable {
+		fmt.Fprintf(&list, "  %s:%s\n      %s\n", a.reason, a.what, strings.ReplaceAll(a.meaning, "\n", "\n      "))
+	}
+	return list.String()
 }
 
 func newRunCommand() *cobra.Command {
 	var accept []string
-	var list strings.Builder
-	for _, a := range acceptable {
-		fmt.Fprintf(&list, "  %s:%s\n      %s\n", a.reason, a.what, a.meaning)
-	}
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Run the service",
-		Long: `Joins the job's consumer group and bills the messages of the lanes that it is given,
-until SIGTERM or SIGINT: then it ends with 0 within 20 s. Any number of instances
-may run with the same configuration.
+		Short: "Run the service: bill messages until it is told to end",
+		Long: `Joins the job's consumer group and bills the messages of the lanes that it is
+given, until SIGTERM or SIGINT. Any number of instances may run with the same
+configuration; they share the lanes.
 
 Servers that can't be reached, at the start or later, are waited for. A refusal
-that concerns the whole job ends the process with 3; one that concerns a lane
-stops that lane, which looks again every minute. /healthz names it.
+that concerns the whole job ends the process; one that concerns a lane stops
+that lane, which looks again every minute: /healthz and billing status name it.
+A new job's first start needs first_start: true.
 
 Refusals that --accept REASON:WHAT overrides, each for one start:
-` + list.String(),
+` + acceptText(),
 		Example: `  billing run --config config.yaml
+
+  # the first instances of a new job
+  BILLING_FIRST_START=true billing run --config config.yaml
+
   # after a planned failover of shard eu-1
   billing run --config config.yaml --accept server-changed:eu-1`,
+		Annotations: exits(`0  it was told to end, and has ended within 20 s
+2  wrong usage or configuration, or the admin port can't be opened
+3  the whole job is refused; the last line says why, and the next step`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := loadConfig(configFlag(cmd), cmd.ErrOrStderr())
@@ -87,7 +100,7 @@ Refusals that --accept REASON:WHAT overrides, each for one start:
 			return err
 		},
 	}
-	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT` (may be repeated)")
+	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT`, which is one of those above; may be repeated")
 	return cmd
 }
 

@@ -24,30 +24,33 @@ func newXAResolveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resolve",
 		Short: "Settle what is in doubt, while no instance runs",
-		Long: `Does for the lanes that are in doubt what an instance does when it starts: it commits
-the branches that the decision names, rolls back the others of this job, and looks that
-every shard has every decided epoch. It reads no messages and books nothing. Use it
-where nothing shall run but nothing may be left prepared: before an update, a migration
-or the move of a database. An instance that starts does the same by itself.
+		Long: `Does for the lanes that are in doubt what an instance does when it starts: it
+commits the branches that the decision names, rolls back the others of this job,
+and looks that every shard has every decided epoch. It reads no messages and
+books nothing. Use it where nothing shall run but nothing may be left prepared:
+before an update, a migration or the move of a database. An instance that starts
+does the same by itself.
 
-It refuses (exit 3) while the consumer group has members: they settle their lanes
-themselves. One that has died stays a member until its kafka.session_timeout is over.
-With nothing in doubt it says so and joins no group. Branches of other applications, of
-other jobs and of other topics are never touched; xa list shows them.
+It refuses while the consumer group has members: they settle their lanes
+themselves. One that has died stays a member until its kafka.session_timeout is
+over. With nothing in doubt it says so and joins no group. Branches of other
+applications, of other jobs and of other topics are never touched; xa list shows
+them. After SIGTERM or SIGINT, or kill -9, what was begun can be begun again.
 
-Exits with 0 when every lane is settled; with 3 if it refuses, or a lane does: the others
-are settled all the same; with 4 if a server can't be reached or fails. After SIGTERM or
-SIGINT, or kill -9, what was begun can be begun again.
-
-Refusals that --accept REASON:WHAT overrides are those of run; see run --help.
-
-The fields of --json: job; lanes, each with lane, result (settled, refused, failed),
-reason and message where it was not settled, incarnation and seq of the decision that it
-was settled by, and shards, each with shard, in_doubt, committed and rolled_back (gtrids);
-other_topics (the number of branches that were left alone).`,
+Refusals that --accept REASON:WHAT overrides:
+` + acceptText() + `
+The fields of --json: job; lanes, each with lane, result (settled, refused,
+failed), reason and message where it was not settled, incarnation and seq of the
+decision that it was settled by, and shards, each with shard, in_doubt,
+committed and rolled_back (gtrids); other_topics (the number of branches that
+were left alone).`,
 		Example: `  # no instance runs, and the last one has died in the middle
   billing xa resolve --config config.yaml
   billing migrate --config config.yaml`,
+		Annotations: exits(`0  every lane is settled, or nothing was in doubt
+2  wrong usage or configuration
+3  refused, or a lane is: the other lanes are settled all the same
+4  a server could not be reached or failed; run it again`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := loadConfig(configFlag(cmd), cmd.ErrOrStderr())
@@ -78,7 +81,7 @@ other_topics (the number of branches that were left alone).`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "answer in JSON")
-	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT` (may be repeated)")
+	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT`, which is one of those above; may be repeated")
 	return cmd
 }
 

@@ -288,7 +288,7 @@ func warnUnknown(warn io.Writer) {
 		}
 		hint, near := "", 3
 		for _, k := range slices.Sorted(maps.Keys(known)) {
-			d := distance(upper, k)
+			d := Apart(upper, k)
 			if d >= 3 && strings.HasPrefix(k, upper+"_") {
 				d = 2
 			}

@@ -312,7 +312,7 @@ func unknown(key string, known []string, path string) (name, hint, meant string)
 		if strings.EqualFold(k, key) {
 			return key, fmt.Sprintf(": keys are written exactly so: %s", k), join(path, k)
 		}
-		if d := distance(strings.ToLower(key), k); d < least && d < len(k) {
+		if d := Apart(strings.ToLower(key), k); d < least && d < len(k) {
 			near, least = k, d
 		}
 	}
@@ -343,9 +343,9 @@ func unknown(key string, known []string, path string) (name, hint, meant string)
 	return key, ": known are " + strings.Join(known, ", "), ""
 }
 
-// distance is how many letters must be put in, left out or replaced to make b
+// Apart is how many letters must be put in, left out or replaced to make b
 // of a.
-func distance(a, b string) int {
+func Apart(a, b string) int {
 	row := make([]int, len(b)+1)
 	for j := range row {
 		row[j] = j
