@@ -87,7 +87,7 @@ func problemsOf(c *config.Config, path string, err error) (all []problem) {
 		p.Source = sourceOf(p.Problem)
 		var away *checkpoint.ServerError
 		if errors.As(err, &away) {
-			p.Message, p.What, p.Next = away.Err.Error(), away.What, away.Next
+			p.Message, p.What, p.Next = away.Says(), away.What, away.Next
 			if away.TurnedAway {
 				p.Reason = reasonTurnedAway
 			}

@@ -131,6 +131,7 @@ func TestWrongUsageIs2(t *testing.T) {
 		{[]string{"run", "--accept", "offset-reset:events/-1"}, "want a lane of topic events"},
 		{[]string{"run", "--accept", "offset-reset:events/00"}, "want a lane of topic events"},
 		{[]string{"migrate", "--accept", "fingerprint:a"}, `"fingerprint" is no reason that can be accepted`},
+		{[]string{"migrate", "--accept", "offset-reset:events/0"}, "offset-reset can't come up here"},
 		{[]string{"xa"}, `a command is missing after "billing xa"`},
 		{[]string{"xa", "rollback"}, `unknown command "rollback" for "billing xa"`},
 		{[]string{"xa", "list", "--accept", "server-changed:a"}, "unknown flag: --accept"},

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"billing/internal/checkpoint"
 	"billing/internal/txsink"
 
 	"github.com/spf13/cobra"
@@ -40,16 +41,19 @@ new server, as it does for run.`,
 			}
 			logger := newLogger(cmd.ErrOrStderr(), c)
 			cfg := sinkConfig(c, logger)
-			if cfg.Accept, err = parseAccept(accept, c, logger); err != nil {
+			accepts, err := parseAccept(accept, c, logger, checkpoint.ReasonServerChanged)
+			if err != nil {
 				return &usageError{err}
 			}
+			cfg.Accept = accepts.accept
 			if err := txsink.Migrate(cmd.Context(), cfg, cmd.OutOrStdout()); err != nil {
 				return fmt.Errorf("migrate: %w", err)
 			}
+			accepts.tellUnused(checkpoint.ReasonServerChanged)
 			return nil
 		},
 	}
-	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT` (may be repeated); see run --help")
+	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT`, which is server-changed:SHARD here; may be repeated")
 	return cmd
 }
 

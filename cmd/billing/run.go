@@ -8,8 +8,6 @@ import (
 	"net"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -38,21 +36,6 @@ const (
 	stoppedRetry = time.Minute // a stopped lane looks again: a repair needs no restart
 	idleMove     = time.Minute // an idle lane's offset follows a tail without records
 )
-
-// acceptable is the closed list of what --accept takes, and what it means.
-var acceptable = []struct{ reason, what, meaning string }{
-	{checkpoint.ReasonServerChanged, "SHARD", "the shard is on another server than the recorded one, after a\nplanned failover that lost nothing; the new one is recorded"},
-	{checkpoint.ReasonOffsetReset, "LANE", "drop the offset that somebody has set for the lane\n(TOPIC/PARTITION), and go on from the lane's own decision"},
-}
-
-// acceptText is what may be accepted, for --help.
-func acceptText() string {
-	var list strings.Builder
-	for _, a := range acceptable {
-		fmt.Fprintf(&list, "  %s:%s\n      %s\n", a.reason, a.what, strings.ReplaceAll(a.meaning, "\n", "\n      "))
-	}
-	return list.String()
-}
 
 func newRunCommand() *cobra.Command {
 	var accept []string
@@ -87,7 +70,7 @@ Refusals that --accept REASON:WHAT overrides, each for one start:
 				return err
 			}
 			logger := newLogger(cmd.ErrOrStderr(), c)
-			accepts, err := parseAccept(accept, c, logger)
+			accepts, err := parseAccept(accept, c, logger, checkpoint.ReasonServerChanged, checkpoint.ReasonOffsetReset)
 			if err != nil {
 				return &usageError{err}
 			}
@@ -104,49 +87,8 @@ Refusals that --accept REASON:WHAT overrides, each for one start:
 	return cmd
 }
 
-// parseAccept checks the operator's list against the closed one.
-func parseAccept(list []string, c *config.Config, log *slog.Logger) (func(reason, what string) bool, error) {
-	accepted := map[string]bool{}
-	for _, a := range list {
-		reason, what, ok := strings.Cut(a, ":")
-		known := false
-		for _, k := range acceptable {
-			known = known || k.reason == reason
-		}
-		switch {
-		case !known:
-			return nil, fmt.Errorf("--accept %q: %q is no reason that can be accepted; billing run --help lists them", a, reason)
-		case !ok || what == "":
-			return nil, fmt.Errorf("--accept %q: say for what: %s:SHARD or %s:TOPIC/PARTITION", a, checkpoint.ReasonServerChanged, checkpoint.ReasonOffsetReset)
-		}
-		if reason == checkpoint.ReasonServerChanged {
-			named := false
-			for _, s := range c.Shards {
-				named = named || s.Name == what
-			}
-			if !named {
-				return nil, fmt.Errorf("--accept %q: there is no shard %q", a, what)
-			}
-		}
-		if reason == checkpoint.ReasonOffsetReset {
-			n, ok := strings.CutPrefix(what, c.Kafka.Topic+"/")
-			if p, err := strconv.ParseInt(n, 10, 32); !ok || err != nil || strconv.FormatInt(p, 10) != n || p < 0 {
-				return nil, fmt.Errorf("--accept %q: want a lane of topic %s, such as %s/0", a, c.Kafka.Topic, c.Kafka.Topic)
-			}
-		}
-		accepted[a] = true
-	}
-	return func(reason, what string) bool {
-		ok := accepted[reason+":"+what]
-		if ok {
-			log.Warn("refusal accepted by the operator", "reason", reason, "what", what)
-		}
-		return ok
-	}, nil
-}
-
 // runService is the whole service: open, check, run the lanes, let them go.
-func runService(ctx context.Context, c *config.Config, accept func(reason, what string) bool, log *slog.Logger) error {
+func runService(ctx context.Context, c *config.Config, accepts *acceptance, log *slog.Logger) error {
 	log.Info("starting", "version", thisBuild().Version, "commit", thisBuild().Commit, "job", c.Job, "topic", c.Kafka.Topic, "shards", len(c.Shards))
 	view := &view{job: c.Job, interval: c.Checkpoint.Interval, limit: c.Dedup.MaxIDs}
 	metrics := NewMetrics(view.gauges, shardNames(c))
@@ -170,7 +112,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	})
 
 	sinkCfg := sinkConfig(c, log)
-	sinkCfg.Accept = accept
+	sinkCfg.Accept = accepts.accept
 	sinkCfg.Refused = func(shard, why string) { metrics.ShardRefused(shard, why, 1) }
 	sink, err := txsink.Open(sinkCfg)
 	if err != nil {
@@ -192,6 +134,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	for _, warning := range slices.Concat(clockWarnings(c, sink.Facts()), connectionWarnings(sink.Facts())) {
 		log.Warn(warning)
 	}
+	accepts.tellUnused(checkpoint.ReasonServerChanged)
 	var missing time.Time // since when a topic is missing
 	var input consume.Input
 	var found map[int32]string
@@ -223,7 +166,11 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 		return nil
 	}
 
-	job := newJob(c, sink, kafka, input, accept)
+	if err := accepts.inside(c.Kafka.Topic, input.Partitions); err != nil {
+		return &usageError{err}
+	}
+
+	job := newJob(c, sink, kafka, input, accepts.accept)
 	job.Listener = listener(metrics, view, log) //nolint:contextcheck // an event has none
 	// Before joining: a deployment that must not run takes no lanes from one
 	// that may.

@@ -123,14 +123,23 @@ func watched(asJSON, terminal bool) (write func(io.Writer, *statusAnswer) error,
 		return func(w io.Writer, a *statusAnswer) error {
 			var b bytes.Buffer // at once: a screen that is being drawn flickers
 			b.WriteString(clearScreen)
-			if err := writeStatus(&b, a); err != nil {
+			if err := writeStatusAt(&b, a); err != nil {
 				return err
 			}
 			_, err := w.Write(b.Bytes())
 			return err //nolint:wrapcheck // as writeStatus
 		}, ""
 	}
-	return writeStatus, "\n"
+	return writeStatusAt, "\n"
+}
+
+// writeStatusAt writes the answer for people who look again and again, with the
+// moment of this look.
+func writeStatusAt(w io.Writer, a *statusAnswer) error {
+	if _, err := fmt.Fprintf(w, "%s\n", a.At.UTC().Format(time.RFC3339)); err != nil {
+		return fmt.Errorf("status: write: %w", err)
+	}
+	return writeStatus(w, a)
 }
 
 // watchStatus looks again and again until ctx ends. What goes wrong in one look

@@ -81,7 +81,7 @@ as far as they are known; counts, by decision and of others by owner; problems.`
 			if asJSON {
 				err = writeJSON(cmd.OutOrStdout(), newBranchesAnswer(c.Job, c.Kafka.Topic, branches, problems, time.Now()))
 			} else {
-				err = writeBranches(cmd.OutOrStdout(), c.Job, branches, time.Now())
+				err = writeBranches(cmd.OutOrStdout(), c.Job, branches, len(problems) > 0, time.Now())
 			}
 			if err != nil {
 				return err
@@ -104,7 +104,9 @@ func orDash(text string) string {
 	return text
 }
 
-func writeBranches(w io.Writer, job string, branches []audit.Branch, now time.Time) error {
+// writeBranches writes the list for people; partial says that not everything
+// could be asked.
+func writeBranches(w io.Writer, job string, branches []audit.Branch, partial bool, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if len(branches) > 0 {
 		fmt.Fprintln(t, "SHARD\tOWNER\tLANE\tINCARNATION\tSEQ\tAGE\tDECISION\tXID")
@@ -130,7 +132,11 @@ func writeBranches(w io.Writer, job string, branches []audit.Branch, now time.Ti
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("xa list: write: %w", err)
 	}
-	lines := append(notes, countsText(job, branches))
+	count := countsText(job, branches)
+	if partial {
+		count += "; not everything could be asked, so there may be more"
+	}
+	lines := append(notes, count)
 	if len(branches) > 0 {
 		lines = append([]string{""}, lines...)
 	}

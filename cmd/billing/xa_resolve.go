@@ -58,7 +58,7 @@ were left alone).`,
 				return err
 			}
 			log := newLogger(cmd.ErrOrStderr(), c)
-			accepts, err := parseAccept(accept, c, log)
+			accepts, err := parseAccept(accept, c, log, checkpoint.ReasonServerChanged, checkpoint.ReasonOffsetReset)
 			if err != nil {
 				return &usageError{err}
 			}
@@ -110,9 +110,9 @@ func (r *resolution) problem() error {
 
 // resolve settles the lanes that are in doubt. Its own error says that no lane
 // was touched.
-func resolve(ctx context.Context, c *config.Config, accept func(reason, what string) bool, log *slog.Logger) (*resolution, error) {
+func resolve(ctx context.Context, c *config.Config, accepts *acceptance, log *slog.Logger) (*resolution, error) {
 	sinkCfg := sinkConfig(c, log)
-	sinkCfg.Accept = accept
+	sinkCfg.Accept = accepts.accept
 	sink, err := txsink.Open(sinkCfg)
 	if err != nil {
 		return nil, &usageError{err}
@@ -126,7 +126,7 @@ func resolve(ctx context.Context, c *config.Config, accept func(reason, what str
 	}
 	defer kafka.Close()
 
-	job, err := checkedJob(ctx, c, sink, kafka, accept)
+	job, err := checkedJob(ctx, c, sink, kafka, accepts)
 	if err != nil {
 		return nil, err
 	}
@@ -147,7 +147,7 @@ func resolve(ctx context.Context, c *config.Config, accept func(reason, what str
 }
 
 // checkedJob looks that no instance runs, and at the servers as a start does.
-func checkedJob(ctx context.Context, c *config.Config, sink *txsink.Sink, kafka *consume.Client, accept func(reason, what string) bool) (*checkpoint.Job, error) {
+func checkedJob(ctx context.Context, c *config.Config, sink *txsink.Sink, kafka *consume.Client, accepts *acceptance) (*checkpoint.Job, error) {
 	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
 	// The shards last: their check records a server that was accepted, and who is
@@ -157,7 +157,7 @@ func checkedJob(ctx context.Context, c *config.Config, sink *txsink.Sink, kafka 
 		return nil, err
 	}
 	if err := kafka.EnsureTopics(ctx, false); err != nil {
-		return nil, err
+		return nil, nothingMade(err)
 	}
 	found, err := kafka.Decisions(ctx, input)
 	if err != nil {
@@ -170,15 +170,35 @@ func checkedJob(ctx context.Context, c *config.Config, sink *txsink.Sink, kafka 
 	if len(members) > 0 {
 		return nil, hasMembers(c.Job, members, "and nothing was changed")
 	}
+	if err := accepts.inside(c.Kafka.Topic, input.Partitions); err != nil {
+		return nil, &usageError{err}
+	}
 	if err := sink.Check(ctx); err != nil {
 		return nil, err
 	}
-	job := newJob(c, sink, kafka, input, accept)
+	accepts.tellUnused(checkpoint.ReasonServerChanged)
+	job := newJob(c, sink, kafka, input, accepts.accept)
 	job.FirstStart = false // no lane starts here
 	if err := job.SameDeployment(found, input.ID, input.Partitions); err != nil {
 		return nil, err
 	}
 	return job, nil
+}
+
+// nothingMade says of topics that are missing what is to be done where none are
+// made, whatever first_start is.
+func nothingMade(err error) error {
+	var all []error
+	for _, err := range checkpoint.Problems(err) {
+		if r := checkpoint.AsRefusal(err); r != nil && r.Reason == checkpoint.ReasonTopicMissing {
+			missing := *r
+			missing.Wrong = "there is no topic of this name, and nothing is made here"
+			missing.Next = "a job that was never started has nothing to settle: start it with billing run; if this one is not new, the topic was lost: restore it"
+			err = &missing
+		}
+		all = append(all, err)
+	}
+	return errors.Join(all...)
 }
 
 // resultOf is what became of a lane in a word, and why.
@@ -213,9 +233,9 @@ func writeResolved(w io.Writer, job string, r *resolution) error {
 			s := &l.Shards[i]
 			committed += len(s.Committed)
 			rolledBack += len(s.RolledBack)
-			what := "did not answer"
+			what := "not asked, or no answer"
 			if s.Answered {
-				what = done(s)
+				what = done(s, l.Err == nil)
 			}
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", l.Lane, result, s.Shard, what)
 		}
