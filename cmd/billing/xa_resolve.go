@@ -66,6 +66,7 @@ were left alone).`,
 			if err != nil {
 				return fmt.Errorf("xa resolve: %w", err)
 			}
+			accepts.tellUnused(checkpoint.ReasonOffsetReset)
 			if asJSON {
 				err = writeJSON(cmd.OutOrStdout(), newResolveAnswer(c.Job, r))
 			} else {
