@@ -48,7 +48,7 @@ func TestReading(t *testing.T) {
 	for _, c := range []faulty{
 		{"nothing", "", nil, []string{
 			"config.yaml: job: is missing: there is no default; give it here, such as job: billing, or as BILLING_JOB",
-			"config.yaml: kafka.brokers: is missing: there is no default; give it here, such as brokers: [kafka-1:9092], or as BILLING_KAFKA_BROKERS",
+			"config.yaml: kafka.brokers: is missing: there is no default; give it here, such as brokers: [kafka-1:9092, kafka-2:9092], or as BILLING_KAFKA_BROKERS",
 			"config.yaml: kafka.topic: is missing: there is no default; give it here, such as topic: billing.events, or as BILLING_KAFKA_TOPIC",
 			"config.yaml: shards: is missing: there is no default; give it here, such as shards: [{\"name\": \"a\", \"dsn_file\": \"/run/secrets/shard-a\"}], or as BILLING_SHARDS",
 			"config.yaml: message.type_prefix: is missing: there is no default; give it here, such as type_prefix: com.example.billing., or as BILLING_MESSAGE_TYPE_PREFIX",
@@ -115,7 +115,7 @@ func TestReading(t *testing.T) {
 			"config.yaml:17: dedup.max_ids: \"99999999999999999999\" is too large",
 		}},
 		{"lists and scalars", edit("brokers: [kafka-1:9092, kafka-2:9092]", "brokers: kafka-1:9092\n  instance_id: [a]"), nil, []string{
-			"config.yaml:3: kafka.brokers: want a list such as [kafka-1:9092], got text",
+			"config.yaml:3: kafka.brokers: want a list such as [kafka-1:9092, kafka-2:9092], got text",
 			"config.yaml:4: kafka.instance_id: want text, got a list",
 		}},
 		{"items of other types", edit("[EUR, USD]", "[EUR, 7, usd]"), nil, []string{

@@ -108,7 +108,7 @@ func readSecret(path string) (string, error) {
 	case len(b) > maxSecret:
 		return "", fmt.Errorf("is longer than %d bytes: want one line, user:password@tcp(host:3306)/database", maxSecret)
 	case strings.ContainsAny(s, "\r\n"):
-		return "", errors.New("holds more than one line: want a data source name only")
+		return "", errors.New("holds more than one line: want one, user:password@tcp(host:3306)/database")
 	case !utf8.ValidString(s) || strings.Contains(s, "\x00"):
 		return "", errors.New("is not UTF-8 text: save it as UTF-8")
 	case strings.HasPrefix(s, "'"), strings.HasPrefix(s, `"`):

@@ -157,6 +157,10 @@ func (r *reading) value(n *node, t reflect.Type, path string, line int) (reflect
 	case t == durationType && n.kind == isNumber && n.text != "0":
 		r.fail(path, line, "a number without a unit: %s", errDuration)
 		return v, false
+	case n.kind == isText && strings.Contains(n.text, "${") && r.origin.file != "" && !strings.HasPrefix(path, "shards"): // where it may be a password
+		key, _, _ := strings.Cut(path, "[")
+		r.fail(path, line, "%s: variables are not replaced in this file: write the value, or give it as %s", show(n.text), variableOf(key))
+		return v, false
 	case path == "admin.listen" && n.kind == isNumber: // in quotes it would be wrong still
 		r.fail(path, line, "want %s, got a number", want)
 		return v, false
@@ -211,7 +215,7 @@ func (r *reading) value(n *node, t reflect.Type, path string, line int) (reflect
 
 // examples are values of the keys that have no default.
 var examples = map[string]string{
-	"job": "billing", "kafka.brokers": "[kafka-1:9092]", "kafka.topic": "billing.events",
+	"job": "billing", "kafka.brokers": "[kafka-1:9092, kafka-2:9092]", "kafka.topic": "billing.events",
 	"shards":              `[{"name": "a", "dsn_file": "/run/secrets/shard-a"}]`,
 	"message.type_prefix": "com.example.billing.", "message.currencies": "[EUR, USD]",
 }
