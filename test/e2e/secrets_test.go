@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -90,8 +91,6 @@ func TestNoCommandShowsThePassword(t *testing.T) {
 			}
 		}
 	}
-	all("the right password", nil, map[int]bool{0: true}, commands...)
-
 	shards := func(dsn string) []string {
 		text, err := json.Marshal([]map[string]string{{"name": "s0", "dsn": dsn}})
 		if err != nil {
@@ -99,20 +98,25 @@ func TestNoCommandShowsThePassword(t *testing.T) {
 		}
 		return []string{"BILLING_SHARDS=" + string(text)}
 	}
-	for _, format := range []string{"text", "json"} {
-		s := w.commandEnv(append(shards(right), "BILLING_LOG_LEVEL=debug", "BILLING_LOG_FORMAT="+format), "run")
-		w.charge(0, 10)
-		w.waitAccounted()
-		for _, path := range []string{"/healthz", "/readyz", "/status", "/metrics"} {
-			_, body, err := s.get(path)
-			if err != nil {
-				t.Error(err)
-			}
-			hidesSecret(t, path, body)
+	s := w.commandEnv(append(shards(right), "BILLING_LOG_LEVEL=debug"), "run")
+	w.charge(0, 10)
+	w.waitAccounted()
+	for _, path := range []string{"/healthz", "/readyz", "/status", "/metrics"} {
+		_, body, err := s.get(path)
+		if err != nil {
+			t.Error(err)
 		}
-		s.stop()
-		hidesSecret(t, "run", s.output())
+		hidesSecret(t, path, body)
 	}
+	s.stop()
+	hidesSecret(t, "run", s.output())
+	s = w.commandEnv([]string{"BILLING_LOG_LEVEL=debug", "BILLING_LOG_FORMAT=json"}, "run")
+	w.charge(0, 10)
+	w.waitAccounted()
+	s.signal(syscall.SIGTERM)
+	s.mustExit(0)
+	hidesSecret(t, "run with log.format json", s.output())
+	all("the right password", nil, map[int]bool{0: true}, commands...)
 
 	// What goes wrong: another password, no server, no such host, another form.
 	c.Passwd = secret[:len(secret)-1] + "X" + secret
