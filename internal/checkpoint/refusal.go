@@ -67,7 +67,7 @@ var libraryWords = strings.NewReplacer(
 	"context deadline exceeded", "no answer in time",
 	"i/o timeout", "no answer in time",
 	"unable to dial: dial tcp: lookup ", "look up ", "unable to dial: dial tcp ", "connect to ",
-	"connect: dial tcp: lookup ", "look up ", "connect: dial tcp ", "connect to ",
+	"connect: dial tcp: lookup ", "connect: look up ", "connect: dial tcp ", "connect to ",
 )
 
 func (e *ServerError) Unwrap() error { return e.Err }
