@@ -164,7 +164,7 @@ func TestCheckSaysEverythingOfEachShard(t *testing.T) {
 		"wrong password": {dsn(func(c *mysql.Config) { c.Passwd = "hunter2" }), []string{"turned away true west: shard west: connect: Error 1045", "correct the user or the password in the DSN"}},
 		"wrong user":     {dsn(func(c *mysql.Config) { c.User = "nobody" }), []string{"turned away true west: shard west: connect: Error 1045", "make the user as the README says"}},
 		"no database":    {dsn(func(c *mysql.Config) { c.DBName = "nowhere" }), []string{"turned away true west: shard west: connect: Error 1044", "CREATE DATABASE"}},
-		"no server":      {dsn(func(c *mysql.Config) { c.Addr = "127.0.0.1:1" }), []string{"turned away false west: shard west: connect to 127.0.0.1:1", "start the server"}},
+		"no server":      {dsn(func(c *mysql.Config) { c.Addr = "127.0.0.1:1" }), []string{"turned away false west: shard west: connect: dial tcp 127.0.0.1:1", "start the server"}},
 		"certificate":    {dsn(func(c *mysql.Config) { c.TLSConfig = "true" }), []string{"turned away false west: shard west: connect: ", "certificate", "tls in the DSN"}},
 		"variable":       {dsn(func(c *mysql.Config) { c.Params = map[string]string{"no_such_variable": "1"} }), []string{"turned away true west: shard west: connect: Error 1193", "remove the parameter"}},
 	} {
