@@ -139,7 +139,14 @@ func (b *broker) ends(ctx context.Context) (at offsets, err error) {
 
 // committed are the offsets that a group has committed, with their metadata.
 func (b *broker) committed(ctx context.Context, group string) (at offsets, metadata [partitions]string, err error) {
-	fetched, err := b.admin.FetchOffsets(ctx, group)
+	var fetched kadm.OffsetResponses
+	for begin := time.Now(); ; {
+		fetched, err = b.admin.FetchOffsets(ctx, group)
+		// A broker makes its topic of offsets when it is first asked.
+		if err == nil || !kerr.IsRetriable(err) || time.Since(begin) > time.Minute || pause(ctx, 100*time.Millisecond) != nil {
+			break
+		}
+	}
 	if errors.Is(err, kerr.GroupIDNotFound) { // nobody has joined it yet
 		return at, metadata, nil
 	}

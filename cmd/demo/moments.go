@@ -26,9 +26,9 @@ func (m moment) String() string {
 	case halfWritten:
 		return "half written"
 	case written:
-		return "written, offset not committed"
+		return "written, not acknowledged"
 	case acknowledged:
-		return "offset committed, work going on"
+		return "acknowledged, going on"
 	}
 	return "at rest"
 }

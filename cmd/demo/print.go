@@ -122,11 +122,13 @@ func (p *printer) table(r *report) {
 			}
 			return cell{text: text}
 		}
-		p.row(fmt.Sprintf("kill %d: %s, back after", i+1, a.Kills[i].Wanted), "", figure(a.Kills[i], "the plain loop"), figure(b.Kills[i], "this service"))
+		p.row(fmt.Sprintf("kill %d: %s; back after", i+1, a.Kills[i].Wanted), "", figure(a.Kills[i], "the plain loop"), figure(b.Kills[i], "this service"))
 	}
 	p.row("messages a second, kills included", "", cell{text: grouped(int64(a.Rate))}, cell{text: grouped(int64(b.Rate))})
 	p.rule()
-	p.text("Back: from SIGKILL to the first new booking in the tables. A second: from the first start until all is accounted for.")
+	p.text("Half written: one shard has the batch (the epoch), the other has not. Not acknowledged: both have it, its offset is not committed. " +
+		"Acknowledged: the offset is committed, and the next batch begins; the service may have branches to commit still.")
+	p.text("Back after: from SIGKILL to the first new booking that a SELECT sees. Messages a second: from the first start until all are accounted for.")
 	for _, n := range notes {
 		p.text("%s", n)
 	}
