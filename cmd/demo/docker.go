@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -19,10 +18,6 @@ type container struct {
 	id   string
 	port int
 }
-
-// ownerLabel is on every container of the demo. Its value names the run that
-// owns it, so that the next run can remove what a killed one has left.
-const ownerLabel = "billing.demo"
 
 // runContainer starts a container whose port inside is published on loopback.
 // The environment is handed over by this process's own, so that no list of
@@ -37,11 +32,17 @@ func runContainer(ctx context.Context, what, image string, port, inside int, env
 		set = append(set, name+"="+value)
 	}
 	command = append(append(command, image), args...)
-	out, err := docker(ctx, set, command...)
+	// An interruption would leave it unknown whether there is a container.
+	starting, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
+	defer cancel()
+	out, err := docker(starting, set, command...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: start a container of %s: %w. Next step: see that the Docker engine works and has this image (docker image ls)", what, image, err)
 	}
 	c.id = strings.TrimSpace(out)
+	if ctx.Err() != nil {
+		return nil, errors.Join(ctx.Err(), c.close()) //nolint:contextcheck // it is removed whatever has ended
+	}
 	return c, nil
 }
 
@@ -73,25 +74,6 @@ func (c *container) close() error {
 	return nil
 }
 
-// removeLeftovers removes the containers of runs that were killed.
-func removeLeftovers(ctx context.Context) error {
-	out, err := docker(ctx, nil, "ps", "--all", "--no-trunc", "--filter", "label="+ownerLabel, "--format", `{{.ID}} {{.Label "`+ownerLabel+`"}}`)
-	if err != nil {
-		return fmt.Errorf("look for containers that an earlier run has left: %w", err)
-	}
-	for _, line := range strings.Split(strings.TrimSpace(out), "\n") {
-		id, owner, ok := strings.Cut(strings.TrimSpace(line), " ")
-		if !ok || !ownerIsDead(owner) {
-			continue
-		}
-		left := container{what: "a container that an earlier run has left", id: id}
-		if err := left.close(); err != nil { //nolint:contextcheck // it is removed whatever has ended
-			return err
-		}
-	}
-	return nil
-}
-
 // docker runs the engine's command line. The command is in a process group of its
 // own: a terminal's Ctrl-C is for the demo.
 func docker(ctx context.Context, env []string, args ...string) (string, error) {
@@ -110,44 +92,4 @@ func docker(ctx context.Context, env []string, args ...string) (string, error) {
 		return out.String() + errOut.String(), nil
 	}
 	return out.String(), nil
-}
-
-// A run is a process on a host: <host>/<pid>/<start time of the process>, the
-// last to tell a process id that was given again.
-func runID(pid int) string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown"
-	}
-	return fmt.Sprintf("%s/%d/%s", host, pid, processStart(pid))
-}
-
-// processStart is empty where the system doesn't tell.
-func processStart(pid int) string {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return ""
-	}
-	// The command in parentheses may hold anything; the start time is the 20th field after it.
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	if len(fields) < 20 {
-		return ""
-	}
-	return fields[19]
-}
-
-// ownerIsDead is true only for runs of this host whose process is known to be gone.
-func ownerIsDead(run string) bool {
-	parts := strings.Split(run, "/")
-	if len(parts) != 3 {
-		return false
-	}
-	pid, err := strconv.Atoi(parts[1])
-	if err != nil || pid <= 0 || parts[0] != strings.Split(runID(pid), "/")[0] {
-		return false
-	}
-	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
-		return true
-	}
-	return parts[2] != "" && processStart(pid) != "" && parts[2] != processStart(pid)
 }

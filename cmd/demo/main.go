@@ -13,6 +13,7 @@
 //	broker.go       Kafka: embedded, or in a container
 //	mysqld.go       the private MySQL
 //	docker.go       throw-away containers
+//	leftovers.go    what a run that was killed has left
 //	child.go        child processes
 //	tables.go       what the tables say
 //	compare.go      that beside what had to come out

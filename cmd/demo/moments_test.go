@@ -1,10 +1,6 @@
 package main
 
-import (
-	"os"
-	"strings"
-	"testing"
-)
+import "testing"
 
 func TestMomentsOfThePlainLoop(t *testing.T) {
 	at := func(partition0, partition1 int64) offsets { return offsets{partition0, partition1} }
@@ -79,22 +75,6 @@ func TestFirstNewBooking(t *testing.T) {
 	}{{before.highest, false}, {[shards]offsets{{7, 6}, {7, 6}}, false}, {[shards]offsets{{3, 2}, {3, 7}}, true}} {
 		if f := (facts{highest: c.highest}); f.beyond(at) != c.want {
 			t.Errorf("%v is beyond %v: %v", c.highest, at, !c.want)
-		}
-	}
-}
-
-func TestLeftoversAreOfDeadRunsOnly(t *testing.T) {
-	host := strings.Split(runID(os.Getpid()), "/")[0]
-	for run, dead := range map[string]bool{
-		runID(os.Getpid()):        false,
-		host + "/4194999/1":       true, // no such process
-		host + "/1/not-its-start": true, // its id was given again
-		"elsewhere/4194999/1":     false,
-		"nobody":                  false,
-		host + "/0/1":             false,
-	} {
-		if ownerIsDead(run) != dead {
-			t.Errorf("%s: dead is %v", run, !dead)
 		}
 	}
 }

@@ -90,8 +90,8 @@ func (m *privateMySQL) asProcess(ctx context.Context, path, logs string) error {
 	} else if root, binary = path, "/usr/sbin/mysqld"; os.Geteuid() != 0 {
 		return fmt.Errorf("%s is a tree, and only root can run a mysqld inside it. Next step: run the demo as root, or install MySQL 8.0.30 or later (it need not run)", path)
 	}
-	if m.dir, err = os.MkdirTemp(tempIn(root), "billing-demo-mysql-"); err != nil {
-		return fmt.Errorf("make mysqld's directory: %w", err)
+	if m.dir, err = makeDir(tempIn(root)); err != nil {
+		return err
 	}
 	inside := strings.TrimPrefix(m.dir, strings.TrimSuffix(root, "/")) // as the server sees it
 	first := strings.Join(m.accounts("127.0.0.1"), ";\n") + ";\n" +

@@ -13,13 +13,13 @@ import (
 
 // tell runs the demo.
 func tell(ctx context.Context, o options, s *screen) (r report, err error) {
-	dir, err := os.MkdirTemp("", "billing-demo-")
+	dir, err := makeDir("")
 	if err != nil {
-		return r, fmt.Errorf("make a temporary directory: %w", err)
+		return r, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	if o.usesDocker() {
-		if err := removeLeftovers(ctx); err != nil {
+		if err := removeContainers(ctx); err != nil {
 			return r, err
 		}
 	}
