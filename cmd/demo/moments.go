@@ -183,7 +183,7 @@ func (c caught) asWanted() bool { return c.Moment == c.Wanted }
 // Bounds of the hunt for a moment.
 const (
 	catchingTakes = 15 * time.Second
-	settlingTakes = 10 * time.Second // what the server does still for a process that is frozen or dead
+	settlingTakes = 30 * time.Second // what the server does still for a process that is frozen or dead
 )
 
 // kill kills the contender at the moment, or at the nearest when it is not caught
@@ -213,6 +213,7 @@ func (p *play) kill(ctx context.Context, wanted moment, limit int64) (facts, err
 		if err := p.thaw(); err != nil {
 			return f, err
 		}
+		p.show(f)
 		if err := pause(ctx, 2*time.Millisecond); err != nil {
 			return f, err
 		}

@@ -93,10 +93,7 @@ func (p *play) until(ctx context.Context, so func(facts) bool) error {
 		if err != nil || so(f) {
 			return err
 		}
-		if n := f.committed.sum(); n != p.done {
-			p.done, p.moved = n, time.Now()
-		}
-		p.screen.bar(p.contender.name, p.done, p.ends.sum(), time.Since(p.begun), p.marks)
+		p.show(f)
 		switch {
 		case p.process.ended():
 			return fmt.Errorf("%s: ended: %w%s", p.contender.name, errors.Join(p.process.err, errors.New("by itself, at an unexpected moment")), p.process.lastWords())
@@ -107,6 +104,14 @@ func (p *play) until(ctx context.Context, so func(facts) bool) error {
 			return err
 		}
 	}
+}
+
+// show shows how far the contender is.
+func (p *play) show(f facts) {
+	if n := f.committed.sum(); n != p.done {
+		p.done, p.moved = n, time.Now()
+	}
+	p.screen.bar(p.contender.name, p.done, p.ends.sum(), time.Since(p.begun), p.marks)
 }
 
 func (p *play) freeze() error { return p.send(syscall.SIGSTOP) }
