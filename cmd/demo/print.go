@@ -201,7 +201,7 @@ func (p *printer) words(r *report) {
 			}
 		}
 		p.text("A unique key on the ids would refuse the second ledger row. It would not take the second amount out of a total, " +
-			"and each shard has a key of its own: what one has written, the other does not know.")
+			"and it would not see an id that is on the other shard.")
 		fmt.Fprintln(p)
 		p.text("What the plain loop charges too much (amounts have up to 26 digits, so that it shows whether sums are exact):")
 		for _, f := range a.Money {

@@ -183,6 +183,7 @@ func TestBooks(t *testing.T) {
 		{"a bad one", func(a *answers) { a.rows++; a.positions++; a.contents++; a.ids++ }, books{Entries: 4, Messages: 6, Rejected: 1}},
 		{"a loss", func(a *answers) { a.rows--; a.positions--; a.contents--; a.ids-- }, books{Entries: 2, Messages: 6, Lost: 1}},
 		{"another reason", func(a *answers) { a.reasons["too_old"], a.reasons["invalid_json"] = 1, 0 }, books{Entries: 3, Messages: 6}},
+		{"a reason too few", func(a *answers) { delete(a.reasons, "invalid_json") }, books{Entries: 3, Messages: 6}},
 		{"a reason too many", func(a *answers) { a.reasons["too_old"] = 1 }, books{Entries: 3, Messages: 6}},
 		{"a total", func(a *answers) { a.totals[0] = nil }, books{Entries: 3, Messages: 6}},
 		{"a total of the ledger", func(a *answers) { a.ledger[0] = nil }, books{Entries: 3, Messages: 6}},
@@ -197,5 +198,19 @@ func TestBooks(t *testing.T) {
 			[]any{c.want.Exact, c.want.Entries, c.want.Messages, c.want.WrittenAgain, c.want.Repeats, c.want.Conflicts, c.want.Rejected, c.want.Lost}) {
 			t.Errorf("%s: %+v", c.what, got)
 		}
+	}
+}
+
+func TestMoneyTooMuch(t *testing.T) {
+	a := rightAnswers(t)
+	s := a.currencies["USD"]
+	if err := s.add("1", "-3"); err != nil {
+		t.Fatal(err)
+	}
+	a.currencies["USD"] = s
+	want := funds{Currency: "USD", Charges: "2.500000000000", Credits: "-3.500000000000", Net: "-1.000000000000",
+		ChargesTooMuch: "1.000000000000", CreditsTooMuch: "3.000000000000", NetTooMuch: "-2.000000000000"}
+	if b := compared(t, a); b.Exact || len(b.Money) != 2 || b.Money[1] != want {
+		t.Errorf("%+v", b.Money)
 	}
 }

@@ -41,7 +41,7 @@ func TestProgress(t *testing.T) {
 			screen.bar("plain loop", n*50_000, 200_000, 10*time.Second, []float64{0.25, 1})
 		}
 		screen.say(bad, "SIGKILL at %s: %s", grouped(50_000), strings.Repeat("many words ", 10))
-		screen.say(doing, "reading")
+		screen.say(doing, "reading %s", strings.Repeat("many words ", 10))
 		screen.say(good, "done")
 		screen.clear()
 		return b.String()
@@ -60,6 +60,10 @@ func TestProgress(t *testing.T) {
 		if !strings.Contains(terminal, text) {
 			t.Errorf("no %q on a terminal:\n%q", text, terminal)
 		}
+	}
+	// What is written over takes one line.
+	if _, line, _ := strings.Cut(terminal, "reading"); strings.Contains(strings.Split(line, eraseLine)[0], "\n") {
+		t.Errorf("a line that is to be written over has two:\n%q", terminal)
 	}
 	for _, line := range strings.FieldsFunc(escapes.ReplaceAllString(terminal, ""), func(r rune) bool { return r == '\n' || r == '\r' }) {
 		if utf8.RuneCountInString(line) > wide {
