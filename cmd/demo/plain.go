@@ -23,9 +23,10 @@ import (
 //
 // What it lacks is what a loop lacks. Its writes to two databases and its offset
 // are three commits, and it may die between any two of them; then the batch is
-// read again. And it knows the ids of this batch only. A unique key on the ids would
-// refuse the second ledger row, but it would not take the second amount out of
-// a total or bring a shard that has the batch in line with one that has not.
+// read again. And it knows the ids of this batch only. A unique key on the ids
+// would refuse the second ledger row, but the totals only add up: somebody would
+// have to find out which rows were refused, and why. And it would not see an id
+// that is on the other shard.
 
 // plainConfig is all that the process is told.
 type plainConfig struct {
