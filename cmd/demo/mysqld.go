@@ -230,7 +230,11 @@ func (m *privateMySQL) ready(ctx context.Context, db *sql.DB) error {
 			return dead
 		}
 		if pause(ctx, 100*time.Millisecond) != nil {
-			return fmt.Errorf("MySQL: does not answer at port %d: %w", m.port, err)
+			where := ""
+			if m.container != nil {
+				where = ". Next step: see that the Docker engine runs on this machine, where its ports are looked for"
+			}
+			return fmt.Errorf("MySQL: does not answer at port %d: %w%s", m.port, err, where)
 		}
 	}
 }
