@@ -183,14 +183,17 @@ func (c caught) asWanted() bool { return c.Moment == c.Wanted }
 // Bounds of the hunt for a moment.
 const (
 	catchingTakes = 15 * time.Second
+	fewLooks      = 20
 	settlingTakes = 30 * time.Second // what the server does still for a process that is frozen or dead
 )
 
 // kill kills the contender at the moment, or at the nearest when it is not caught
-// in time or before progress comes to the limit. To be sure of it the process is
-// frozen, looked at, and let go on until it is caught so.
-func (p *play) kill(ctx context.Context, wanted moment, limit int64) (facts, error) {
-	for begin := time.Now(); ; {
+// in time, that is before messages are running out. To be sure of it the process
+// is frozen, looked at, and let go on until it is caught so. place is the progress
+// at which the hunt was to begin; a slow machine may have seen it late.
+func (p *play) kill(ctx context.Context, wanted moment, place int64) (facts, error) {
+	tenth := p.ends.sum() / 10
+	for begin, looks := time.Now(), 1; ; looks++ {
 		if err := p.freeze(); err != nil {
 			return facts{}, err
 		}
@@ -202,7 +205,8 @@ func (p *play) kill(ctx context.Context, wanted moment, limit int64) (facts, err
 		if err != nil {
 			return f, err
 		}
-		if f.at&wanted != 0 || time.Since(begin) > catchingTakes || f.committed.sum() > limit {
+		done := f.committed.sum()
+		if f.at&wanted != 0 || time.Since(begin) > catchingTakes || done > place+tenth && looks > fewLooks || done > place+2*tenth {
 			p.process.kill()
 			p.killed = time.Now()
 			if err := p.settle(ctx, p.mysql.connections); err != nil {

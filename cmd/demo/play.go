@@ -44,7 +44,7 @@ func (p *play) run(ctx context.Context) (kills []caught, took time.Duration, err
 		if err := p.until(ctx, func(f facts) bool { return f.committed.sum() >= place }); err != nil {
 			return nil, 0, err
 		}
-		f, err := p.kill(ctx, wanted, place+total/10)
+		f, err := p.kill(ctx, wanted, place)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -54,7 +54,8 @@ func (p *play) run(ctx context.Context) (kills []caught, took time.Duration, err
 		if p.process, err = p.contender.start(); err != nil {
 			return nil, 0, err
 		}
-		if err := p.until(ctx, func(f facts) bool { return f.beyond(before) }); err != nil {
+		// Where everything was booked before the kill, nothing new can come.
+		if err := p.until(ctx, func(f facts) bool { return f.beyond(before) || before == p.ends && f.committed == p.ends && f.finished }); err != nil {
 			return nil, 0, err
 		}
 		c.Recovery = time.Since(p.killed).Seconds()
