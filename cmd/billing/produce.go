@@ -24,6 +24,7 @@ type loadFlags struct {
 	count, accounts, transactions           int
 	rate, skew, duplicates, bad, abortShare float64
 	seed                                    int64
+	everyday                                bool
 }
 
 // Bounds of the command line.
@@ -98,6 +99,7 @@ unknown part of the load, and there is no answer.`,
 	flags.Float64Var(&f.skew, "skew", 0, "`SHARE` of the messages, 0 to 1, that goes to the hottest hundredth of the accounts")
 	flags.Float64Var(&f.duplicates, "duplicates", 0.1, "`SHARE` of the messages, 0 to 1, that have an earlier one's id; one in ten of them says something else")
 	flags.Float64Var(&f.bad, "bad", 0.01, "`SHARE` of the messages, 0 to 1, that are no valid event")
+	flags.BoolVar(&f.everyday, "everyday", false, "amounts such as invoices have, below 10000 with two places; without it some are as large or as fine as there are")
 	flags.Int64Var(&f.seed, "seed", 0, "`NUMBER` that decides all that is random (default a random one, which the answer names)")
 	flags.IntVar(&f.transactions, "transactions", 0, fmt.Sprintf("`MESSAGES` in one Kafka transaction; 0 writes without (default 0, or %d with --aborted)", defaultTransaction))
 	flags.Float64Var(&f.abortShare, "aborted", 0, "`SHARE` of the Kafka transactions, 0 to 1, that are aborted once, with other messages among theirs, before they are committed")
@@ -148,7 +150,7 @@ const clocksApart = time.Minute
 // config is the load, made to fit the configuration.
 func (f *loadFlags) config(c *config.Config, partitions int32, now time.Time) loadgen.Config {
 	return loadgen.Config{
-		Count: f.count, Accounts: f.accounts, Skew: f.skew, Duplicates: f.duplicates, Bad: f.bad, Seed: f.seed,
+		Count: f.count, Accounts: f.accounts, Skew: f.skew, Duplicates: f.duplicates, Bad: f.bad, Everyday: f.everyday, Seed: f.seed,
 		Partitions: partitions, Rate: f.rate,
 		// At the start of a window, so that the seed decides all the rest.
 		Now:      now.Add(-clocksApart).Truncate(c.Aggregate.Window),

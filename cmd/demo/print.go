@@ -139,7 +139,7 @@ func (p *printer) money(r *report) {
 	for i, x := range r.Expected.Money {
 		fmt.Fprintln(p)
 		line := func(who, amount string, is verdictOf) {
-			fmt.Fprintf(p, "  %-5s%-14s%s\n", x.Currency, who, p.cell(cell{groupedText(amount), is}, wide-4-19))
+			fmt.Fprintf(p, "  %-5s%-14s%s\n", x.Currency, who, p.cell(cell{moneyText(amount), is}, wide-4-19))
 			x.Currency = ""
 		}
 		line("had to be", x.Net, neutral)
@@ -203,12 +203,12 @@ func (p *printer) words(r *report) {
 		p.text("A unique key on the ids would refuse the second ledger row. It would not take the second amount out of a total, " +
 			"and it would not see an id that is on the other shard.")
 		fmt.Fprintln(p)
-		p.text("What the plain loop charges too much (amounts have up to 26 digits, so that it shows whether sums are exact):")
+		p.text("What the plain loop charges too much:")
 		for _, f := range a.Money {
 			if strings.Trim(f.ChargesTooMuch, "0.") == "" {
 				continue
 			}
-			fmt.Fprintf(p, "  %-5s%s\n", f.Currency, p.cell(cell{groupedText(signed(f.ChargesTooMuch)), wrong}, wide-4-5))
+			fmt.Fprintf(p, "  %-5s%s\n", f.Currency, p.cell(cell{moneyText(signed(f.ChargesTooMuch)), wrong}, wide-4-5))
 		}
 	}
 	fmt.Fprintln(p)

@@ -212,3 +212,11 @@ func groupedText(number string) string {
 	}
 	return sign + whole
 }
+
+// moneyText is an exact amount with two places, or as many as it needs.
+func moneyText(amount string) string {
+	if whole, places, ok := strings.Cut(amount, "."); ok && len(places) > 2 {
+		amount = whole + "." + places[:2] + strings.TrimRight(places[2:], "0")
+	}
+	return groupedText(amount)
+}

@@ -83,4 +83,11 @@ func TestGrouped(t *testing.T) {
 			t.Errorf("%s is shown as %s", number, got)
 		}
 	}
+	for amount, want := range map[string]string{
+		"0.000000000000": "0.00", "-1234.500000000000": "-1,234.50", "+1.000000000001": "+1.000000000001", "7.123400000000": "7.1234",
+	} {
+		if got := moneyText(amount); got != want {
+			t.Errorf("%s is shown as %s", amount, got)
+		}
+	}
 }

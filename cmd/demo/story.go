@@ -84,7 +84,7 @@ func tell(ctx context.Context, o options, s *screen) (r report, err error) {
 func produce(ctx context.Context, o options, service *service, b *broker, s *screen) (*answer, error) {
 	path := filepath.Join(service.dir, "answer.json")
 	child, err := service.answering(path, "produce", "--count", strconv.Itoa(o.count), "--seed", strconv.FormatInt(o.seed, 10),
-		"--accounts", "400", "--skew", "0.3", "--duplicates", "0.1", "--bad", "0.02")
+		"--accounts", "400", "--skew", "0.3", "--duplicates", "0.1", "--bad", "0.02", "--everyday")
 	if err != nil {
 		return nil, err
 	}

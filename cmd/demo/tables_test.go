@@ -64,7 +64,6 @@ func newShards(t *testing.T, server *servers.MySQLServer) ([]*sql.DB, tables) {
 		t.Fatal(err)
 	}
 	var dbs []*sql.DB
-	var users []string
 	named := serviceTables
 	for shard := range shards {
 		cfg, err := mysql.ParseDSN(servers.AsRoot(server.NewDatabase(t)))
@@ -72,7 +71,7 @@ func newShards(t *testing.T, server *servers.MySQLServer) ([]*sql.DB, tables) {
 			t.Fatal(err)
 		}
 		cfg.MultiStatements = true
-		named.databases[shard], users = cfg.DBName, append(users, cfg.User)
+		named.databases[shard] = cfg.DBName
 		connector, err := mysql.NewConnector(cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -88,7 +87,6 @@ func newShards(t *testing.T, server *servers.MySQLServer) ([]*sql.DB, tables) {
 		}
 		dbs = append(dbs, db)
 	}
-	must(t, server.Root(), "GRANT SELECT ON `"+named.databases[1]+"`.* TO '"+users[0]+"'@'%'")
 	return dbs, named
 }
 

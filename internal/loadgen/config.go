@@ -27,6 +27,10 @@ type Config struct {
 	// Duplicates at most 1.
 	Bad float64
 
+	// Everyday: amounts and quantities are less than 10,000 and have two places at
+	// the most. Otherwise some are as fine, and some as large, as there are.
+	Everyday bool
+
 	Seed       int64
 	Partitions int32 // of the topic; 1 or more
 

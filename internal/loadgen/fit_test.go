@@ -238,6 +238,27 @@ func TestLoadGoesToTheBounds(t *testing.T) {
 	}
 }
 
+// Everyday's amounts are small and have two places; others go to the ends.
+func TestEverydayAmounts(t *testing.T) {
+	const places = "0000000000" // behind the second
+	for everyday, want := range map[bool]bool{true: true, false: false} {
+		cfg := testConfig()
+		cfg.Count, cfg.Everyday = 5_000, everyday
+		g := New(cfg)
+		for _, more := g.Next(); more; _, more = g.Next() {
+		}
+		small := true
+		for _, total := range g.Expected().Totals {
+			for _, amount := range []string{total.ChargeAmount, total.CreditAmount, total.Quantity} {
+				small = small && strings.HasSuffix(amount, places) && len(strings.TrimPrefix(amount, "-")) <= len("99999.00"+places)
+			}
+		}
+		if small != want {
+			t.Errorf("everyday %v: all amounts are small: %v", everyday, small)
+		}
+	}
+}
+
 // Started at another time, a load is the same but for its times.
 func TestAnotherStart(t *testing.T) {
 	for _, lateness := range []time.Duration{3 * time.Second, 3 * time.Hour, 35 * day} {

@@ -158,8 +158,12 @@ func (g *Generator) when(partition int32) time.Time {
 	return edge
 }
 
-// size is an amount or a quantity, zero or more: mostly everyday, sometimes as
-// fine or as large as there is.
+// everydayKinds is how many of a thousand amounts are such as everyday's invoices
+// have: less than 10,000, with two places at the most.
+const everydayKinds = 700
+
+// size is an amount or a quantity, zero or more: mostly everyday, and unless
+// all are to be so, sometimes as fine or as large as there is.
 func (g *Generator) size() money.Amount {
 	b := make([]byte, 0, 48)
 	number := func(below int) { b = strconv.AppendInt(b, int64(g.rng.IntN(below)), 10) }
@@ -173,12 +177,16 @@ func (g *Generator) size() money.Amount {
 		digits(1 + g.rng.IntN(money.Places))
 	}
 	leading := func() { b = append(b, byte('1'+g.rng.IntN(9))) }
-	switch n := g.rng.IntN(1000); {
+	kinds := 1000
+	if g.cfg.Everyday {
+		kinds = everydayKinds
+	}
+	switch n := g.rng.IntN(kinds); {
 	case n < 550:
 		number(1000)
 		b = append(b, '.')
 		digits(2)
-	case n < 700:
+	case n < everydayKinds:
 		number(10_000)
 	case n < 900:
 		number(10)
