@@ -48,6 +48,7 @@ accounts, amounts and outcomes; times are relative to the start.
   outcomes             of them applied, duplicate, conflict, rejected: the sums of
                        billing_epoch
   reasons              the rejected ones by their reason in billing_rejects
+  currencies           what the totals of each currency add up to, over all shards
   transactions         Kafka transactions that were committed; 0: written plainly
   aborted              Kafka transactions that were aborted, with aborted_messages
                        messages, which come on top and must leave no trace
