@@ -178,11 +178,14 @@ func (p *project) typeAll(t *testing.T, commands []command) []string {
 	}
 	shell := p.command(ctx, "bash", path)
 	var errOut bytes.Buffer
-	out := &marked{mark: mark, begun: time.Now(), t: t, commands: commands}
+	out := &marked{mark: mark, begun: time.Now(), t: t, commands: commands, stop: cancel}
 	shell.Stdout, shell.Stderr = out, &errOut
 	err := shell.Run()
 	out.mu.Lock()
 	defer out.mu.Unlock()
+	if out.failed {
+		t.Fatalf("what was said:\n%s", tail(errOut.String()))
+	}
 	if err != nil || len(out.printed) != len(commands) {
 		next := "-"
 		if n := len(out.printed); n < len(commands) {
@@ -190,18 +193,17 @@ func (p *project) typeAll(t *testing.T, commands []command) []string {
 		}
 		t.Fatalf("the shell ended (%v; the context: %v) after %d of %d commands, at: %s\nit printed %s\nand said %s", err, ctx.Err(), len(out.printed), len(commands), next, out.rest, tail(errOut.String()))
 	}
-	if out.failed {
-		t.Fatalf("what they said:\n%s", tail(errOut.String()))
-	}
 	return out.printed
 }
 
-// marked takes what a shell prints and cuts it at the marks.
+// marked takes what a shell prints and cuts it at the marks. It stops the shell at a command that fails: those that wait
+// for what it should have done would wait for ever.
 type marked struct {
 	mark     string
 	begun    time.Time
 	t        *testing.T
 	commands []command
+	stop     func()
 
 	mu      sync.Mutex
 	rest    string
@@ -224,6 +226,7 @@ func (m *marked) Write(b []byte) (int, error) {
 		if code != "0" {
 			m.t.Errorf("$ %s\nends with %s and prints\n%s", c.text, code, says)
 			m.failed = true
+			m.stop()
 		}
 		m.printed, m.rest = append(m.printed, says), after
 	}
