@@ -23,7 +23,10 @@ Other jobs' branches do not matter. Exits with 4 if a server can't be reached.
 After a planned failover of a shard, --accept server-changed:SHARD records the new
 server, as it does for run.`,
 		Example: `  # once before the first start, and with each new version, while the service is stopped
-  billing migrate --config config.yaml`,
+  billing migrate --config config.yaml
+
+  # as a MySQL user of its own, who may make tables (docs/grants.md)
+  BILLING_SHARDS='[{"name":"a","dsn_file":"/run/secrets/migrate-a"}]' billing migrate --config config.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := loadConfig(configFlag(cmd), cmd.ErrOrStderr())

@@ -37,6 +37,7 @@ var quiet = slog.New(slog.DiscardHandler)
 // openToLook opens both sides for a command that only looks, without a network.
 // The caller closes them.
 func openToLook(c *config.Config, cfg txsink.Config) (*txsink.Sink, *consume.Client, error) {
+	cfg.LooksOnly = true
 	sink, err := txsink.Open(cfg)
 	if err != nil {
 		return nil, nil, &usageError{err}

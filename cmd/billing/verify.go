@@ -42,6 +42,9 @@ expected), in_doubt (shard, lane, incarnation, seq, gtrid, decision), notes,
 decisions_compared, checked (what was read), outcomes, booked (by currency).`,
 		Example: `  billing verify --config config.yaml
 
+  # as a MySQL user of its own, who may read everything (docs/grants.md)
+  BILLING_SHARDS='[{"name":"a","dsn_file":"/run/secrets/reader-a"}]' billing verify --config config.yaml
+
   # for a script
   billing verify --config config.yaml --json | jq '.differences | length'`,
 		Args: cobra.NoArgs,

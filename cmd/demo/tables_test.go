@@ -66,7 +66,7 @@ func newShards(t *testing.T, server *servers.MySQLServer) []*sql.DB {
 	}
 	var shards []*sql.DB
 	for shard := range 2 {
-		cfg, err := mysql.ParseDSN(server.NewDatabase(t))
+		cfg, err := mysql.ParseDSN(servers.AsRoot(server.NewDatabase(t)))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -23,7 +23,7 @@ func (s *shard) failed(err error) error {
 		return err
 	}
 	if isDenied(err) {
-		r := refuse(checkpoint.ReasonShardUnfit, s.name, "the user lacks a right", "GRANT the rights that the README names")
+		r := refuse(checkpoint.ReasonShardUnfit, s.name, "the user lacks a right", "GRANT it: docs/grants.md has all that each user needs")
 		r.Err = err
 		return r
 	}
@@ -73,9 +73,9 @@ func (s *shard) nextStep(err error) string {
 	if e := answer(err); e != nil {
 		switch e.Number {
 		case errLoginDenied, errLoginNoPassword:
-			return "correct the user or the password in the DSN, or make the user as the README says"
+			return "correct the user or the password in the DSN, or make the user: docs/grants.md"
 		case errDBDenied, errNoDatabase:
-			return "CREATE DATABASE, and GRANT the rights that the README names; or correct the database's name in the DSN"
+			return "CREATE DATABASE, and GRANT the user its rights there: docs/grants.md; or correct the database's name in the DSN"
 		case errHostDenied, errHostBlocked:
 			return "let this machine in: the host of CREATE USER, or FLUSH HOSTS"
 		case errTooManyConns, errTooManyOfUser, errUserLimit:

@@ -224,7 +224,7 @@ func (w *writer) compareAndSet(ctx context.Context, c *conn) error {
 	b := w.branch
 	t := &table{name: "billing_lane"}
 	if b.Seq == 1 {
-		w.start("INSERT INTO billing_lane (kafka_topic, kafka_partition, topic_id, incarnation, seq, offset_next, updated_at) VALUES ")
+		w.start(intoLane)
 		w.row(0)
 		w.lane()
 		w.bytes(b.TopicID[:])

@@ -176,29 +176,25 @@ func (s *shard) checkTables(ctx context.Context, c *sql.Conn, v server, count in
 	} else {
 		s.formats.warn(s.cfg.Logger, s.name, xids)
 	}
-	there, problems, err := s.listTables(ctx, c)
+	needed := &serviceRole
+	if s.cfg.LooksOnly {
+		needed = &lookRole
+	}
+	r, err := missingRights(ctx, c, needed)
+	if err != nil {
+		return err
+	}
+	f.add(s.lacking(r))
+	problems, err := s.tablesProblems(ctx, c)
 	if err != nil {
 		return err
 	}
 	f.add(problems...)
-	lacks, err := missingRights(ctx, c, there)
+	known, err := s.checkSchema(ctx, c, r, f)
 	if err != nil {
 		return err
 	}
-	lack := lacks.problem(s.name, f.database, user)
-	f.add(lack)
-	known, err := s.checkSchema(ctx, c, there, lacks, f)
-	if err != nil {
-		return err
-	}
-	if known && lack == nil {
-		for _, statement := range neededStatements {
-			if _, err := c.ExecContext(ctx, statement); err != nil {
-				return err
-			}
-		}
-	}
-	if !there["billing_meta"] || lacks.lack("SELECT", "billing_meta") {
+	if r.absent["billing_meta"] || r.lack("SELECT", "billing_meta") {
 		return nil
 	}
 	m, ok, err := readMeta(ctx, c)
@@ -252,7 +248,7 @@ func (s *shard) xaProblem(err error, user string) error {
 	if !isAnswer(err, errXAPrivilege) {
 		return s.failed(err)
 	}
-	r := refuse(checkpoint.ReasonShardUnfit, s.name, "the user can't see prepared XA transactions", "GRANT XA_RECOVER_ADMIN ON *.* TO "+user)
+	r := refuse(checkpoint.ReasonShardUnfit, s.name, "the user "+user+" lacks the right XA_RECOVER_ADMIN and can't see prepared XA transactions", "GRANT XA_RECOVER_ADMIN ON *.* TO "+user)
 	r.Err = err
 	return r
 }

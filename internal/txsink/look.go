@@ -40,8 +40,8 @@ type NewestEpoch struct {
 // Look looks at a shard for the operator's tools, by number. It works before
 // Check, changes nothing, and waits for no lock. It is no snapshot: a branch may
 // end between the reading of the lanes, that of the list, and that of the newest
-// epochs, in this order. A user who may not see prepared
-// branches is a *checkpoint.Refusal.
+// epochs, in this order. A user who lacks a right for it is a
+// *checkpoint.Refusal.
 func (s *Sink) Look(ctx context.Context, shard int) (Look, error) {
 	sh := s.shards[shard]
 	c, err := sh.db.Conn(ctx)
@@ -49,6 +49,13 @@ func (s *Sink) Look(ctx context.Context, shard int) (Look, error) {
 		return Look{}, sh.failed(fmt.Errorf("connect: %w", err))
 	}
 	defer c.Close()
+	r, err := missingRights(ctx, c, &lookRole)
+	if err == nil {
+		err = sh.lacking(r)
+	}
+	if err != nil {
+		return Look{}, sh.failed(err)
+	}
 	var l Look
 	var user string
 	if err := c.QueryRowContext(ctx, "SELECT @@server_uuid, CURRENT_USER()").Scan(&l.Server, &user); err != nil {

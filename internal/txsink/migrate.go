@@ -142,10 +142,32 @@ func (m *migrator) connectTo(ctx context.Context, s *shard, places map[string]st
 func (m *migrator) look(ctx context.Context) error {
 	lctx, cancel := context.WithTimeout(ctx, m.patience)
 	defer cancel()
+	if err := m.rights(lctx); err != nil {
+		return err
+	}
 	if err := m.identify(lctx); err != nil {
 		return err
 	}
 	return errors.Join(m.noBranches(lctx), m.knownSchema(lctx))
+}
+
+// rights refuses a user who could not finish, or could not migrate again.
+func (m *migrator) rights(ctx context.Context) error {
+	var problems []error
+	for i := range m.shards {
+		sh := &m.shards[i]
+		r, err := missingRights(ctx, sh.c, &migrateRole)
+		if err != nil {
+			return sh.failed(err)
+		}
+		if err := sh.lacking(r); err != nil {
+			problems = append(problems, err)
+		}
+		if _, err := listed(ctx, sh.c); err != nil {
+			problems = append(problems, sh.xaProblem(err, sh.user))
+		}
+	}
+	return errors.Join(problems...)
 }
 
 // accept records the servers that the operator accepts.
@@ -234,8 +256,7 @@ func (m *migrator) noBranches(ctx context.Context) error {
 		}
 		xids, err := listed(ctx, sh.c)
 		if err != nil {
-			problems = append(problems, sh.xaProblem(err, sh.user))
-			continue
+			return sh.failed(err)
 		}
 		var ours []string
 		for _, x := range xids {
@@ -267,6 +288,12 @@ func (m *migrator) knownSchema(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
+// What migrate writes begins so.
+const (
+	intoSchema = "INSERT INTO billing_schema (version, name, checksum) VALUES "
+	intoMeta   = "INSERT INTO billing_meta (id, job, set_id, shard_number, shard_count, server_uuid, checksum) VALUES "
+)
+
 // run brings one shard up to date.
 func (m *migrator) run(ctx context.Context, sh *migrating) error {
 	for _, mig := range m.all {
@@ -282,7 +309,7 @@ func (m *migrator) run(ctx context.Context, sh *migrating) error {
 				return fmt.Errorf("%s: %.60q (nothing is lost: run migrate again): %w", mig.Name, statement, err)
 			}
 		}
-		if _, err := sh.c.ExecContext(ctx, "INSERT INTO billing_schema (version, name, checksum) VALUES ("+strconv.Itoa(mig.Version)+", "+
+		if _, err := sh.c.ExecContext(ctx, intoSchema+"("+strconv.Itoa(mig.Version)+", "+
 			hexLiteral(mig.Name)+", "+hexLiteral(mig.Checksum[:])+")"); err != nil {
 			return fmt.Errorf("%s: record it in billing_schema: %w", mig.Name, err)
 		}
@@ -291,7 +318,7 @@ func (m *migrator) run(ctx context.Context, sh *migrating) error {
 	if sh.meta == nil {
 		sh.meta = &meta{job: sh.cfg.Job, set: m.set, number: sh.number, count: len(m.shards), server: sh.here}
 		sum := metaChecksum(sh.meta)
-		if _, err := sh.c.ExecContext(ctx, "INSERT INTO billing_meta (id, job, set_id, shard_number, shard_count, server_uuid, checksum) VALUES (1, "+
+		if _, err := sh.c.ExecContext(ctx, intoMeta+"(1, "+
 			hexLiteral(sh.meta.job)+", "+hexLiteral(sh.meta.set[:])+", "+strconv.Itoa(sh.meta.number)+", "+strconv.Itoa(sh.meta.count)+", "+
 			hexLiteral(sh.meta.server)+", "+hexLiteral(sum[:])+")"); err != nil {
 			return fmt.Errorf("record the shard in billing_meta: %w", err)

@@ -117,6 +117,17 @@ func (w *writer) lane() {
 	w.enc = append(w.enc, w.laneEnc...)
 }
 
+// What the service writes begins so. The rights that it needs are asked for with the same words.
+const (
+	intoLane     = "INSERT INTO billing_lane (kafka_topic, kafka_partition, topic_id, incarnation, seq, offset_next, updated_at) VALUES "
+	intoEpoch    = "INSERT INTO billing_epoch (kafka_topic, kafka_partition, seq, topic_id, incarnation, gtrid, offset_from, offset_next, records_in, applied, duplicates, conflicts, rejected, shard_applied, shard_rejects, ledger_on, prepared_at, row_marks, digest) VALUES "
+	intoEpochSum = "INSERT INTO billing_epoch_sum (kafka_topic, kafka_partition, seq, currency, charge_amount, credit_amount, entry_count) VALUES "
+	intoTotal    = "INSERT INTO billing_total (total_key, kafka_topic, kafka_partition, tenant_id, account_id, sku, unit, currency, window_start, booked_period, charge_amount, credit_amount, quantity, entry_count, updated_at) VALUES "
+	addToTotal   = " AS new ON DUPLICATE KEY UPDATE charge_amount = billing_total.charge_amount + new.charge_amount, credit_amount = billing_total.credit_amount + new.credit_amount, quantity = billing_total.quantity + new.quantity, entry_count = billing_total.entry_count + new.entry_count, updated_at = new.updated_at"
+	intoLedger   = "INSERT INTO billing_ledger (kafka_topic, kafka_partition, kafka_offset, seq, tenant_id, source, event_id, entry_type, account_id, sku, unit, currency, amount, quantity, note, occurred_at, window_start, booked_period, dedup_key, content_hash) VALUES "
+	intoRejects  = "INSERT INTO billing_rejects (kafka_topic, kafka_partition, kafka_offset, seq, kind, reason, detail, raw_key, raw_value, raw_size, raw_headers, value_hash) VALUES "
+)
+
 // errLedgerRows marks what went wrong in billing_ledger.
 var errLedgerRows = errors.New("billing_ledger")
 
@@ -124,7 +135,7 @@ func (w *writer) ledger(ctx context.Context, rows []aggregate.LedgerRow) error {
 	w.rowMarks.begin(w.branch.OffsetFrom)
 	t := &table{
 		name: "insert into billing_ledger",
-		head: "INSERT INTO billing_ledger (kafka_topic, kafka_partition, kafka_offset, seq, tenant_id, source, event_id, entry_type, account_id, sku, unit, currency, amount, quantity, note, occurred_at, window_start, booked_period, dedup_key, content_hash) VALUES ",
+		head: intoLedger,
 		of:   func(i int) string { return offsetText(rows[i].Offset) }, affected: exactly,
 	}
 	w.start(t.head)
@@ -184,8 +195,8 @@ func (w *writer) totals(ctx context.Context, totals map[aggregate.TotalKey]*aggr
 	slices.SortFunc(w.keys, func(a, b totalRow) int { return bytes.Compare(a.key[:], b.key[:]) })
 	t := &table{
 		name: "add to billing_total",
-		head: "INSERT INTO billing_total (total_key, kafka_topic, kafka_partition, tenant_id, account_id, sku, unit, currency, window_start, booked_period, charge_amount, credit_amount, quantity, entry_count, updated_at) VALUES ",
-		tail: " AS new ON DUPLICATE KEY UPDATE charge_amount = billing_total.charge_amount + new.charge_amount, credit_amount = billing_total.credit_amount + new.credit_amount, quantity = billing_total.quantity + new.quantity, entry_count = billing_total.entry_count + new.entry_count, updated_at = new.updated_at",
+		head: intoTotal,
+		tail: addToTotal,
 		// 1 for a new row, 2 for one that was added to; entry_count always changes
 		affected: func(rows int) [2]int64 { return [2]int64{int64(rows), 2 * int64(rows)} },
 		of:       func(i int) string { return totalText(&w.keys[i].of, ledger) },
@@ -235,7 +246,7 @@ func (w *writer) rejects(ctx context.Context, rows []aggregate.RejectRow) error 
 	w.rowMarks.begin(w.branch.OffsetFrom)
 	t := &table{
 		name: "insert into billing_rejects",
-		head: "INSERT INTO billing_rejects (kafka_topic, kafka_partition, kafka_offset, seq, kind, reason, detail, raw_key, raw_value, raw_size, raw_headers, value_hash) VALUES ",
+		head: intoRejects,
 		of:   func(i int) string { return offsetText(rows[i].Offset) }, affected: exactly,
 	}
 	w.start(t.head)
@@ -268,7 +279,7 @@ func (w *writer) rejects(ctx context.Context, rows []aggregate.RejectRow) error 
 func (w *writer) sums(ctx context.Context, sums map[string]*aggregate.CurrencySum) error {
 	t := &table{
 		name:     "insert into billing_epoch_sum",
-		head:     "INSERT INTO billing_epoch_sum (kafka_topic, kafka_partition, seq, currency, charge_amount, credit_amount, entry_count) VALUES ",
+		head:     intoEpochSum,
 		affected: exactly,
 	}
 	currencies := slices.Sorted(maps.Keys(sums))
@@ -297,7 +308,7 @@ func (w *writer) sums(ctx context.Context, sums map[string]*aggregate.CurrencySu
 func (w *writer) epoch(ctx context.Context, part *aggregate.Part, ledgerOn bool) error {
 	t := &table{
 		name:     "insert into billing_epoch",
-		head:     "INSERT INTO billing_epoch (kafka_topic, kafka_partition, seq, topic_id, incarnation, gtrid, offset_from, offset_next, records_in, applied, duplicates, conflicts, rejected, shard_applied, shard_rejects, ledger_on, prepared_at, row_marks, digest) VALUES ",
+		head:     intoEpoch,
 		affected: exactly,
 	}
 	b := w.branch

@@ -44,6 +44,10 @@ type Config struct {
 	// tables against it.
 	JobUnknown bool
 
+	// LooksOnly says that nothing is written: Check then asks for the rights of
+	// looking only.
+	LooksOnly bool
+
 	// LedgerEnabled writes billing_ledger. It is noted with every epoch.
 	LedgerEnabled bool
 
@@ -225,13 +229,21 @@ func (s *Sink) Shards() []checkpoint.Shard {
 
 // Reader gives a connection of its own to a shard, for the tools that only read,
 // also for hours and beside the service. It writes nothing: its transactions are
-// READ ONLY. It works before Check, so nothing is known of the server yet. The
-// caller closes it, and uses the Sink for nothing that writes.
+// READ ONLY. It works before Check, so nothing is known of the server yet, but
+// that the user may read everything. The caller closes it, and uses the Sink for
+// nothing that writes.
 func (s *Sink) Reader(ctx context.Context, shard int) (*sql.Conn, error) {
 	sh := s.shards[shard]
 	c, err := sh.db.Conn(ctx)
 	if err != nil {
 		return nil, sh.failed(fmt.Errorf("connect: %w", err))
+	}
+	r, err := missingRights(ctx, c, &readerRole)
+	if err == nil {
+		err = sh.lacking(r)
+	}
+	if err != nil {
+		return nil, errors.Join(sh.failed(err), c.Close())
 	}
 	// The connection idles while other shards are read, and the server waits for
 	// a reader that has much to compute.

@@ -24,25 +24,24 @@ var uniqueKeys = map[string][]string{
 	"billing_rejects":   {"kafka_topic, kafka_partition, kafka_offset"},
 }
 
-// listTables says which tables and views are there, and what is wrong with them
-// as they are.
-func (s *shard) listTables(ctx context.Context, c *sql.Conn) (there map[string]bool, problems []error, err error) {
-	rows, err := c.QueryContext(ctx, "SELECT table_name, COALESCE(engine, table_type) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 'billing\\_%'")
+// tablesProblems says what is wrong with the tables as they are. It sees those on
+// which the user has any right.
+func (s *shard) tablesProblems(ctx context.Context, c *sql.Conn) (problems []error, err error) {
+	rows, err := c.QueryContext(ctx, "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name LIKE 'billing\\_%' AND engine IS NOT NULL")
 	if err != nil {
-		return nil, nil, fmt.Errorf("list the tables: %w", err)
+		return nil, fmt.Errorf("list the tables: %w", err)
 	}
 	defer rows.Close()
 	engines := make(map[string]string)
-	there = make(map[string]bool)
 	for rows.Next() {
 		var name, engine string
 		if err := rows.Scan(&name, &engine); err != nil {
-			return nil, nil, fmt.Errorf("list the tables: %w", err)
+			return nil, fmt.Errorf("list the tables: %w", err)
 		}
-		engines[name], there[name] = engine, true
+		engines[name] = engine
 	}
 	if err := rows.Err(); err != nil {
-		return nil, nil, fmt.Errorf("list the tables: %w", err)
+		return nil, fmt.Errorf("list the tables: %w", err)
 	}
 	for _, name := range migrations.Tables {
 		if engine, ok := engines[name]; ok && !strings.EqualFold(engine, "InnoDB") {
@@ -50,14 +49,15 @@ func (s *shard) listTables(ctx context.Context, c *sql.Conn) (there map[string]b
 				fmt.Sprintf("table %s is %s, which knows no transactions", name, engine), "ALTER TABLE "+name+" ENGINE = InnoDB"))
 		}
 	}
-	keys, err := s.keysProblems(ctx, c, there)
+	keys, err := s.keysProblems(ctx, c, engines)
 	if err != nil {
-		return nil, nil, fmt.Errorf("list the unique keys: %w", err)
+		return nil, fmt.Errorf("list the unique keys: %w", err)
 	}
-	return there, append(problems, keys...), nil
+	return append(problems, keys...), nil
 }
 
-func (s *shard) keysProblems(ctx context.Context, c *sql.Conn, tables map[string]bool) (problems []error, err error) {
+// keysProblems is about unique keys; tables are those that are seen.
+func (s *shard) keysProblems(ctx context.Context, c *sql.Conn, tables map[string]string) (problems []error, err error) {
 	rows, err := c.QueryContext(ctx, "SELECT table_name, GROUP_CONCAT(column_name ORDER BY seq_in_index SEPARATOR ', ') FROM information_schema.statistics"+
 		" WHERE table_schema = DATABASE() AND table_name LIKE 'billing\\_%' AND non_unique = 0 GROUP BY table_name, index_name")
 	if err != nil {
@@ -77,7 +77,7 @@ func (s *shard) keysProblems(ctx context.Context, c *sql.Conn, tables map[string
 	}
 	for _, table := range migrations.Tables {
 		for _, columns := range uniqueKeys[table] {
-			if tables[table] && !there[table+": "+columns] {
+			if tables[table] != "" && !there[table+": "+columns] {
 				problems = append(problems, refuse(checkpoint.ReasonShardUnfit, s.name,
 					fmt.Sprintf("table %s has no unique key on (%s)", table, columns), "ALTER TABLE "+table+" ADD UNIQUE KEY ("+columns+")"))
 			}
@@ -87,15 +87,16 @@ func (s *shard) keysProblems(ctx context.Context, c *sql.Conn, tables map[string
 }
 
 // checkSchema compares the tables and the migrations that are done with those of
-// this build. known says that they are the same.
-func (s *shard) checkSchema(ctx context.Context, c *sql.Conn, there map[string]bool, lacks *rights, f *seen) (known bool, err error) {
+// this build. known says that they are the same. A table that the user may not
+// see is not taken for one that is missing.
+func (s *shard) checkSchema(ctx context.Context, c *sql.Conn, r *rights, f *seen) (known bool, err error) {
 	var missing []string
 	for _, name := range slices.Concat(migrations.Tables, migrations.Views) {
-		if !there[name] && !lacks.hides(name) {
+		if r.absent[name] {
 			missing = append(missing, name)
 		}
 	}
-	if len(there) == 0 && len(missing) == len(migrations.Tables)+len(migrations.Views) {
+	if !slices.ContainsFunc(migrations.Tables, func(name string) bool { return !r.absent[name] }) {
 		f.add(s.neverMigrated())
 		return false, nil
 	}
@@ -103,7 +104,7 @@ func (s *shard) checkSchema(ctx context.Context, c *sql.Conn, there map[string]b
 	if len(missing) > 0 {
 		pending = append(pending, "missing: "+strings.Join(missing, ", "))
 	}
-	if there["billing_schema"] && !lacks.lack("SELECT", "billing_schema") {
+	if !r.absent["billing_schema"] && !r.lack("SELECT", "billing_schema") {
 		done, err := readSchema(ctx, c)
 		if err != nil {
 			return false, err

@@ -75,10 +75,14 @@ func (w *world) root(shard int, statement string) {
 	}
 }
 
-// user is the service's user on a shard, as in a GRANT.
-func (w *world) user(shard int) string {
+// user is the service's user on a shard, as in a GRANT, and reader the one who
+// only looks.
+func (w *world) user(shard int) string   { return w.userIn(w.dsns[shard]) }
+func (w *world) reader(shard int) string { return w.userIn(servers.AsReader(w.dsns[shard])) }
+
+func (w *world) userIn(dsn string) string {
 	w.t.Helper()
-	c, err := mysql.ParseDSN(w.dsns[shard])
+	c, err := mysql.ParseDSN(dsn)
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -38,7 +38,7 @@ func (w *world) commandEnv(env []string, args ...string) *process {
 	}
 	defer f.Close()
 	p := &process{t: w.t, log: f.Name(), done: make(chan struct{})}
-	p.cmd = exec.Command(shared.binary, append(args, "--config", w.config)...)
+	p.cmd = exec.Command(shared.binary, append(args, "--config", w.configFor(args))...)
 	p.cmd.Env = append(environ(), env...)
 	p.cmd.Stdout, p.cmd.Stderr = f, f
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -58,6 +58,28 @@ func (w *world) commandEnv(env []string, args ...string) *process {
 		}
 	})
 	return p
+}
+
+// configFor is the world's configuration with the MySQL users of a command's own:
+// the service's, those who make the tables, or those who only look.
+func (w *world) configFor(args []string) string {
+	w.t.Helper()
+	as := servers.AsReader
+	switch {
+	case args[0] == "migrate":
+		as = servers.AsMigrate
+	case args[0] != "verify" && args[0] != "status" && !slices.Equal(args[:min(2, len(args))], []string{"xa", "list"}):
+		return w.config
+	}
+	f, err := os.CreateTemp(w.dir, args[0]+"-*.yaml")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(as(string(w.configuration()))); err != nil {
+		w.t.Fatal(err)
+	}
+	return f.Name()
 }
 
 // environ is ours without the testbed's own variables.

@@ -102,7 +102,7 @@ func TestRefusalsThatEndTheProcess(t *testing.T) {
 			make: func(_ *testing.T, w *world) { w.exec(1, "UPDATE billing_meta SET shard_count = 3") },
 			undo: func(_ *testing.T, w *world) { w.exec(1, "UPDATE billing_meta SET shard_count = 2") }},
 
-		{name: "no XA_RECOVER_ADMIN", reason: "shard-unfit", says: []string{"s1: the user can't see prepared XA transactions", "1401", "GRANT XA_RECOVER_ADMIN ON *.* TO " + w.user(1)},
+		{name: "no XA_RECOVER_ADMIN", reason: "shard-unfit", says: []string{"s1: the user " + w.user(1) + " lacks the right XA_RECOVER_ADMIN", "1401", "GRANT XA_RECOVER_ADMIN ON *.* TO " + w.user(1)},
 			make: func(_ *testing.T, w *world) { w.root(1, "REVOKE XA_RECOVER_ADMIN ON *.* FROM "+w.user(1)) },
 			undo: func(_ *testing.T, w *world) { w.root(1, "GRANT XA_RECOVER_ADMIN ON *.* TO "+w.user(1)) }},
 		{name: "not InnoDB", reason: "shard-unfit", says: []string{"s0: table billing_rejects is MyISAM", "ALTER TABLE billing_rejects ENGINE = InnoDB"},

@@ -102,7 +102,7 @@ const statusWithin = 25 * time.Second
 // the answer, so nothing comes on stderr.
 func (w *world) status(code int, args ...string) string {
 	w.t.Helper()
-	cmd := exec.CommandContext(w.t.Context(), shared.binary, append([]string{"status", "--config", w.config}, args...)...)
+	cmd := exec.CommandContext(w.t.Context(), shared.binary, append([]string{"status", "--config", w.configFor([]string{"status"})}, args...)...)
 	cmd.Env = environ()
 	// A proxy of the environment is not asked (nor would it be for 127.0.0.1).
 	cmd.Env = append(cmd.Env, "HTTP_PROXY=http://127.0.0.1:1", "http_proxy=http://127.0.0.1:1")

@@ -238,7 +238,7 @@ func TestStatusWatched(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1)
 	for _, asJSON := range []bool{true, false} {
-		args := []string{"status", "--config", w.config, "--watch", "--every", "200ms"}
+		args := []string{"status", "--config", w.configFor([]string{"status"}), "--watch", "--every", "200ms"}
 		if asJSON {
 			args = append(args, "--json")
 		}

@@ -84,7 +84,7 @@ func (w *world) verify(ctx context.Context) (*verified, error) {
 func (w *world) verifyText(ctx context.Context, args ...string) (*verified, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, shared.binary, append([]string{"verify", "--config", w.config}, args...)...)
+	cmd := exec.CommandContext(ctx, shared.binary, append([]string{"verify", "--config", w.configFor([]string{"verify"})}, args...)...)
 	cmd.Env = environ()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	var stdout, stderr bytes.Buffer

@@ -13,6 +13,8 @@ import (
 	"github.com/go-sql-driver/mysql"
 	"github.com/google/uuid"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"billing/test/servers"
 )
 
 // Worlds for `billing verify`: with something in every table, and copies of their
@@ -129,7 +131,7 @@ func (w *world) copied(t *testing.T) *world {
 	yaml := string(w.configuration())
 	for i, m := range w.servers {
 		dsn := m.NewDatabase(t)
-		db, err := sql.Open("mysql", dsn)
+		db, err := sql.Open("mysql", servers.AsRoot(dsn))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -32,9 +32,9 @@ type world struct {
 	job, topic string
 	partitions int32
 	kafka      *servers.KafkaServer
-	shards     []*sql.DB
+	shards     []*sql.DB              // with all rights
 	servers    []*servers.MySQLServer // of each shard
-	dsns       []string
+	dsns       []string               // the service's
 	config     string
 	dir        string
 	producer   *kgo.Client
@@ -119,7 +119,7 @@ func newWorld(t *testing.T, shards int, opts ...option) *world {
 			dsn = at(t, dsn, p.Addr(), s.answer)
 		}
 		fmt.Fprintf(&list, "  - name: s%d\n    dsn: %q\n", i, dsn)
-		db, err := sql.Open("mysql", w.dsns[i])
+		db, err := sql.Open("mysql", servers.AsRoot(w.dsns[i]))
 		if err != nil {
 			t.Fatal(err)
 		}

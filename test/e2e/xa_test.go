@@ -26,7 +26,7 @@ func (w *world) ask(args ...string) (a answer) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, shared.binary, append(args, "--config", w.config)...)
+	cmd := exec.CommandContext(ctx, shared.binary, append(args, "--config", w.configFor(args))...)
 	cmd.Env = environ()
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
@@ -336,10 +336,14 @@ func TestXAAway(t *testing.T) {
 		hurt(false)
 	}
 
-	w.root(1, "REVOKE XA_RECOVER_ADMIN ON *.* FROM "+w.user(1))
-	mustShow(w.ask("xa", "list", "--json").must(t, 3, "GRANT XA_RECOVER_ADMIN ON *.* TO "+w.user(1)), word(0, "decided"))
+	for _, user := range []string{w.user(1), w.reader(1)} {
+		w.root(1, "REVOKE XA_RECOVER_ADMIN ON *.* FROM "+user)
+	}
+	mustShow(w.ask("xa", "list", "--json").must(t, 3, "GRANT XA_RECOVER_ADMIN ON *.* TO "+w.reader(1)), word(0, "decided"))
 	w.ask("xa", "resolve").must(t, 3, "GRANT XA_RECOVER_ADMIN ON *.* TO "+w.user(1))
-	w.root(1, "GRANT XA_RECOVER_ADMIN ON *.* TO "+w.user(1))
+	for _, user := range []string{w.user(1), w.reader(1)} {
+		w.root(1, "GRANT XA_RECOVER_ADMIN ON *.* TO "+user)
+	}
 
 	w.edit("topic: "+w.topic, "topic: no-such-topic")
 	a := w.ask("xa", "list", "--json").must(t, 3, "topic-missing", "no-such-topic")

@@ -31,8 +31,9 @@ var mayImport = map[string][]string{
 	"migrations":                         {},
 	"cmd/billing":                        {"*"},
 	"cmd/billing/config":                 {},
-	"cmd/demo":                           {"internal/loadgen", "internal/money"},
-	"test/servers":                       {},
+	"cmd/demo":                           {"deploy", "internal/loadgen", "internal/money"},
+	"deploy":                             {},
+	"test/servers":                       {"deploy"},
 	"test/proxy":                         {},
 }
 

@@ -317,18 +317,18 @@ func TestMetricsAreExplained(t *testing.T) {
 	}
 }
 
-// TestReadmeNamesTheRights: the rights in README.md are those that the tests'
-// users have, so that they are known to be enough.
-func TestReadmeNamesTheRights(t *testing.T) {
-	grant := regexp.MustCompile(`GRANT ([A-Z_, ]+) ON`)
-	rights := func(path string) (all []string) {
-		for _, m := range grant.FindAllStringSubmatch(text(t, path), -1) {
-			all = append(all, m[1])
-		}
-		return all
+// TestRightsAreTheTestedOnes: docs/grants.md shows the file of which the tests
+// make their users, and README.md its convenient way.
+func TestRightsAreTheTestedOnes(t *testing.T) {
+	sql := regexp.MustCompile("(?s)```sql\n(.*?)```")
+	shown := sql.FindAllStringSubmatch(text(t, "docs/grants.md"), -1)
+	if len(shown) != 2 {
+		t.Fatalf("docs/grants.md has %d blocks of SQL", len(shown))
 	}
-	readme, tested := rights("README.md"), rights("test/servers/grants.sql")
-	if len(tested) == 0 || !slices.Equal(readme, tested) {
-		t.Errorf("README.md grants %q, the tests' users have %q", readme, tested)
+	if file := text(t, "deploy/mysql/grants.sql"); shown[0][1] != file {
+		t.Errorf("docs/grants.md does not show deploy/mysql/grants.sql as it is:\n%s", shown[0][1])
+	}
+	if readme := sql.FindStringSubmatch(text(t, "README.md")); readme == nil || readme[1] != shown[1][1] {
+		t.Errorf("README.md has %q, docs/grants.md ends with %q", readme, shown[1][1])
 	}
 }

@@ -3,26 +3,22 @@ package servers
 import (
 	"context"
 	"database/sql"
-	_ "embed"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
-	"text/template"
 	"time"
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/google/uuid"
+
+	"billing/deploy"
 )
-
-//go:embed grants.sql
-var grantsSQL string
-
-var grants = template.Must(template.New("grants.sql").Parse(grantsSQL))
 
 const (
 	rootPassword    = "root-of-the-testbed"
@@ -37,7 +33,7 @@ type MySQLServer struct {
 	root *sql.DB
 
 	mu   sync.Mutex
-	dsns map[string]string // of each database's own user
+	dsns map[string]string // the service's, by database
 }
 
 // MySQL starts a server for one test and removes it at the end.
@@ -58,7 +54,7 @@ func MySQL(t testing.TB, opts ...Option) *MySQLServer {
 }
 
 // StartMySQL starts a server; name is for messages only. The caller closes it. It has the durable settings that the
-// service demands; an empty database `billing` with a user of its own is there (see DSN).
+// service demands; an empty database `billing` with its users is there (see DSN).
 func StartMySQL(ctx context.Context, name string, opts ...Option) (*MySQLServer, error) {
 	e, err := engine()
 	if err != nil {
@@ -156,8 +152,8 @@ func (m *MySQLServer) Addr() string {
 // Root has all rights. Tests look and break things with it; the service never gets it.
 func (m *MySQLServer) Root() *sql.DB { return m.root }
 
-// DSN is for the service: the database's own user, with the rights in grants.sql and no other. The database is
-// `billing`, or one that CreateDatabase or NewDatabase has made.
+// DSN is for the service: its user has the rights of deploy/mysql/grants.sql and no other. The database is `billing`, or
+// one that CreateDatabase or NewDatabase has made. AsReader, AsMigrate and AsRoot give the other users'.
 func (m *MySQLServer) DSN(database string) string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -168,37 +164,51 @@ func (m *MySQLServer) DSN(database string) string {
 	return dsn
 }
 
-// CreateDatabase makes an empty database and a user of its own, and returns that user's DSN.
+// Each database has users of its own, with one password, whose names differ in this.
+const (
+	serviceUser = "service_"
+	readerUser  = "reader_"
+	migrateUser = "migrate_"
+)
+
+var serviceLogin = regexp.MustCompile(serviceUser + `[0-9a-f]{16}:[0-9a-f-]{36}@`)
+
+// AsReader is a service's DSN, or a text with such in it, with the user who only looks.
+func AsReader(dsn string) string { return asUser(dsn, readerUser) }
+
+// AsMigrate is the same with the user who makes the tables.
+func AsMigrate(dsn string) string { return asUser(dsn, migrateUser) }
+
+// AsRoot is the same with all rights.
+func AsRoot(dsn string) string {
+	return serviceLogin.ReplaceAllLiteralString(dsn, "root:"+rootPassword+"@")
+}
+
+func asUser(text, user string) string {
+	return serviceLogin.ReplaceAllStringFunc(text, func(login string) string { return user + strings.TrimPrefix(login, serviceUser) })
+}
+
+// CreateDatabase makes an empty database and its users, and returns the service's DSN.
 func (m *MySQLServer) CreateDatabase(ctx context.Context, database string) (dsn string, err error) {
-	user, password := "u"+short(), uuid.NewString()
-	var script strings.Builder
-	err = grants.Execute(&script, map[string]string{
-		"User":     "'" + user + "'@'%'",
-		"Password": "'" + password + "'",
-		"Database": "`" + strings.ReplaceAll(database, "_", `\_`) + "`", // in a grant _ is any character
-	})
-	if err != nil {
-		return "", err
-	}
-	statements := []string{"CREATE DATABASE `" + database + "`"}
-	for line := range strings.Lines(script.String()) {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "--") {
-			statements = append(statements, strings.TrimSuffix(line, ";"))
-		}
-	}
-	for _, statement := range statements {
+	id, password := short(), uuid.NewString()
+	for _, statement := range (deploy.MySQL{
+		Database: database, Host: "%",
+		Reader:  deploy.Login{User: readerUser + id, Password: password},
+		Service: deploy.Login{User: serviceUser + id, Password: password},
+		Migrate: deploy.Login{User: migrateUser + id, Password: password},
+	}).Grants() {
 		if _, err := m.root.ExecContext(ctx, statement); err != nil {
 			return "", fmt.Errorf("%s: %s: %w", m.kind, statement, err)
 		}
 	}
-	dsn = m.config(user, password, database).FormatDSN()
+	dsn = m.config(serviceUser+id, password, database).FormatDSN()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.dsns[database] = dsn
 	return dsn, nil
 }
 
-// NewDatabase makes an empty database for one test, with a user of its own, and returns that user's DSN.
+// NewDatabase makes an empty database for one test, with its users, and returns the service's DSN.
 func (m *MySQLServer) NewDatabase(t testing.TB) (dsn string) {
 	t.Helper()
 	database := "t" + short()

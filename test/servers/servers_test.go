@@ -204,11 +204,17 @@ func testKafka(t *testing.T, k *KafkaServer) {
 }
 
 func testMySQL(t *testing.T, m *MySQLServer) {
-	db, err := sql.Open("mysql", m.NewDatabase(t))
+	dsn := m.NewDatabase(t)
+	db, err := sql.Open("mysql", AsRoot(dsn))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer db.Close()
+	service, err := sql.Open("mysql", dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer service.Close()
 	ctx := t.Context()
 	exec := func(on interface {
 		ExecContext(context.Context, string, ...any) (sql.Result, error)
@@ -256,7 +262,7 @@ func testMySQL(t *testing.T, m *MySQLServer) {
 	if got := m.XARecover(t); !slices.Equal(got, []string{want}) {
 		t.Errorf("XA RECOVER after the kill lists %v, want %s", got, want)
 	}
-	rows, err := db.QueryContext(ctx, "XA RECOVER")
+	rows, err := service.QueryContext(ctx, "XA RECOVER")
 	if err != nil {
 		t.Fatalf("XA RECOVER by the service's user: %v", err)
 	}
@@ -268,7 +274,7 @@ func testMySQL(t *testing.T, m *MySQLServer) {
 	if err := rows.Err(); err != nil || listed == 0 {
 		t.Errorf("XA RECOVER by the service's user lists %d branches (%v)", listed, err)
 	}
-	exec(db, "XA COMMIT "+xid)
+	exec(service, "XA COMMIT "+xid)
 	var sum int
 	if err := db.QueryRowContext(ctx, "SELECT SUM(id) FROM seen").Scan(&sum); err != nil || sum != 3 {
 		t.Errorf("the rows of before the kill: sum %d (%v), want 3", sum, err)

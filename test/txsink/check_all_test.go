@@ -64,74 +64,6 @@ func mustSay(t *testing.T, err error, want ...[]string) {
 	}
 }
 
-func userOf(t *testing.T, dsn string) string {
-	t.Helper()
-	c, err := mysql.ParseDSN(dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return "'" + c.User + "'@'%'"
-}
-
-// TestCheckNamesAllMissingRights: at once, by table and by GRANT, and before the tables are there as well; and the
-// GRANTs that it names are enough.
-func TestCheckNamesAllMissingRights(t *testing.T) {
-	cfg := config(t)
-	user, db := userOf(t, cfg.Shards[1].DSN), "`"+database(t, cfg.Shards[1].DSN)+"`"
-	granted := func(err error) []string {
-		t.Helper()
-		for _, p := range checkpoint.Problems(err) {
-			if r := checkpoint.AsRefusal(p); r != nil && strings.HasPrefix(r.Wrong, "the user lacks rights: ") {
-				return strings.Split(r.Next, "; ")
-			}
-		}
-		t.Fatalf("no refusal names rights: %v", err)
-		return nil
-	}
-
-	exec(t, 1, cfg, "REVOKE INSERT, UPDATE ON %s.* FROM "+user)
-	err := unchecked(t, cfg).Check(t.Context()) // nothing is migrated
-	if got := granted(err); !slices.Equal(got, []string{"GRANT INSERT, UPDATE ON " + db + ".* TO " + user}) {
-		t.Errorf("before migrate: %q", got)
-	}
-	for _, grant := range granted(err) {
-		exec(t, 1, cfg, grant)
-	}
-	mustSay(t, unchecked(t, cfg).Check(t.Context()),
-		[]string{"migrations-pending east: none of the tables is there", "as it should be", "run: billing migrate"}, []string{"migrations-pending west"})
-	migrate(t, cfg)
-
-	// Rights by table only: some tables lack one, one table none at all, and XA_RECOVER_ADMIN is missing, too.
-	exec(t, 1, cfg, "REVOKE ALL ON %s.* FROM "+user)
-	exec(t, 1, cfg, "REVOKE XA_RECOVER_ADMIN ON *.* FROM "+user)
-	for table, rights := range map[string]string{
-		"billing_schema": "SELECT", "billing_meta": "SELECT", "billing_lane": "SELECT, INSERT, UPDATE", "billing_epoch": "SELECT", "billing_epoch_sum": "SELECT, INSERT",
-		"billing_total": "INSERT, UPDATE", "billing_rejects": "SELECT, INSERT",
-	} {
-		exec(t, 1, cfg, "GRANT "+rights+" ON %s."+table+" TO "+user)
-	}
-	err = unchecked(t, cfg).Check(t.Context())
-	mustSay(t, err,
-		[]string{"shard-unfit west: the user can't see prepared XA transactions", "GRANT XA_RECOVER_ADMIN ON *.* TO " + user},
-		[]string{"shard-unfit west: the user lacks rights: SELECT on billing_total, billing_ledger, billing_totals; INSERT on billing_epoch, billing_ledger"})
-	want := []string{"GRANT INSERT ON " + db + ".billing_epoch TO " + user, "GRANT SELECT, INSERT ON " + db + ".billing_ledger TO " + user,
-		"GRANT SELECT ON " + db + ".billing_total TO " + user, "GRANT SELECT ON " + db + ".billing_totals TO " + user}
-	if got := granted(err); !slices.Equal(got, want) {
-		t.Errorf("got %q", got)
-	}
-	for _, grant := range append(granted(err), "GRANT XA_RECOVER_ADMIN ON *.* TO "+user) {
-		exec(t, 1, cfg, grant)
-	}
-	s := unchecked(t, cfg)
-	if err := s.Check(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	// A right on some columns only.
-	exec(t, 1, cfg, "REVOKE UPDATE ON %s.billing_lane FROM "+user)
-	exec(t, 1, cfg, "GRANT UPDATE (kafka_partition) ON %s.billing_lane TO "+user)
-	mustSay(t, unchecked(t, cfg).Check(t.Context()), []string{"shard-unfit west: the user lacks a right", "GRANT the rights"})
-}
-
 // TestCheckSaysEverythingOfEachShard: one that says nothing hides nothing of the others, and one problem not the next.
 func TestCheckSaysEverythingOfEachShard(t *testing.T) {
 	_, cfg := fresh(t)
@@ -162,7 +94,7 @@ func TestCheckSaysEverythingOfEachShard(t *testing.T) {
 		says []string
 	}{
 		"wrong password": {dsn(func(c *mysql.Config) { c.Passwd = "hunter2" }), []string{"turned away true west: shard west: connect: Error 1045", "correct the user or the password in the DSN"}},
-		"wrong user":     {dsn(func(c *mysql.Config) { c.User = "nobody" }), []string{"turned away true west: shard west: connect: Error 1045", "make the user as the README says"}},
+		"wrong user":     {dsn(func(c *mysql.Config) { c.User = "nobody" }), []string{"turned away true west: shard west: connect: Error 1045", "make the user: docs/grants.md"}},
 		"no database":    {dsn(func(c *mysql.Config) { c.DBName = "nowhere" }), []string{"turned away true west: shard west: connect: Error 1044", "CREATE DATABASE"}},
 		"no server":      {dsn(func(c *mysql.Config) { c.Addr = "127.0.0.1:1" }), []string{"turned away false west: shard west: connect: dial tcp 127.0.0.1:1", "start the server"}},
 		"certificate":    {dsn(func(c *mysql.Config) { c.TLSConfig = "true" }), []string{"turned away false west: shard west: connect: ", "certificate", "tls in the DSN"}},

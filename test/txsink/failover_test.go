@@ -77,7 +77,7 @@ func TestNoServerIsRecordedWhileAShardRefuses(t *testing.T) {
 	failOver(t, 0, cfg)
 	failOver(t, 1, cfg)
 	cfg.Accept = accepting("server-changed:east")
-	for name, err := range map[string]error{"check": checkOnce(t, cfg), "migrate": txsink.Migrate(t.Context(), cfg, io.Discard)} {
+	for name, err := range map[string]error{"check": checkOnce(t, cfg), "migrate": txsink.Migrate(t.Context(), asMigrate(cfg), io.Discard)} {
 		t.Run(name, func(t *testing.T) { wantRefusal(t, err, checkpoint.ReasonServerChanged, "west") })
 	}
 	for i := range shared {
@@ -116,19 +116,19 @@ func TestMigrateAcceptsAnotherServer(t *testing.T) {
 	accept := cfg
 	accept.Accept = accepting("server-changed:west")
 	wantRefusal(t, checkOnce(t, accept), checkpoint.ReasonMigrationsPending, "west", "billing migrate")
-	wantRefusal(t, txsink.Migrate(t.Context(), cfg, io.Discard), checkpoint.ReasonServerChanged, "west", "--accept server-changed:west")
+	wantRefusal(t, txsink.Migrate(t.Context(), asMigrate(cfg), io.Discard), checkpoint.ReasonServerChanged, "west", "--accept server-changed:west")
 
 	// What migrate itself refuses comes before it records anything.
 	l := newLane(t, s, cfg, 0)
 	if err := s.Shards()[0].Prepare(t.Context(), l.branch(small(l, "a", 0), 0, 2)); err != nil {
 		t.Fatal(err)
 	}
-	wantRefusal(t, txsink.Migrate(t.Context(), accept, io.Discard), txsink.ReasonBranchesPrepared, "east")
+	wantRefusal(t, txsink.Migrate(t.Context(), asMigrate(accept), io.Discard), txsink.ReasonBranchesPrepared, "east")
 	if err := s.Shards()[0].Rollback(t.Context(), l.gtrid(1, 1)); err != nil {
 		t.Fatal(err)
 	}
 	exec(t, 0, cfg, "INSERT INTO %s.billing_schema VALUES (9999, '9999_future.sql', REPEAT('x', 32))")
-	wantRefusal(t, txsink.Migrate(t.Context(), accept, io.Discard), checkpoint.ReasonMigrationsPending, "east", "newer build")
+	wantRefusal(t, txsink.Migrate(t.Context(), asMigrate(accept), io.Discard), checkpoint.ReasonMigrationsPending, "east", "newer build")
 	exec(t, 0, cfg, "DELETE FROM %s.billing_schema WHERE version = 9999")
 	if got := recorded(t, 1, cfg); got != otherServer {
 		t.Errorf("server %s was recorded by a migrate that refused", got)

@@ -17,6 +17,7 @@ import (
 
 	"billing/internal/event"
 	"billing/internal/txsink"
+	"billing/test/servers"
 )
 
 // showsEvery is the time between two words on stderr, where that is no terminal.
@@ -46,7 +47,7 @@ func TestVerifyOfLargeTables(t *testing.T) {
 	}
 	config := filepath.Join(t.TempDir(), "config.yaml")
 	yaml := fmt.Sprintf("job: %s\nkafka:\n  brokers: [\"127.0.0.1:1\"]\n  topic: usage.events\nshards:\n  - name: east\n    dsn: %q\n  - name: west\n    dsn: %q\n"+
-		"message:\n  type_prefix: com.example.billing.\n  currencies: [EUR]\n", cfg.Job, cfg.Shards[0].DSN, cfg.Shards[1].DSN)
+		"message:\n  type_prefix: com.example.billing.\n  currencies: [EUR]\n", cfg.Job, servers.AsReader(cfg.Shards[0].DSN), servers.AsReader(cfg.Shards[1].DSN))
 	if err := os.WriteFile(config, []byte(yaml), 0o600); err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -83,9 +84,20 @@ func database(t testing.TB, dsn string) string {
 	return c.DBName
 }
 
+// asMigrate is the same set with the users who make the tables.
+func asMigrate(cfg txsink.Config) txsink.Config { return asUser(cfg, servers.AsMigrate) }
+
+func asUser(cfg txsink.Config, user func(dsn string) string) txsink.Config {
+	cfg.Shards = slices.Clone(cfg.Shards)
+	for i := range cfg.Shards {
+		cfg.Shards[i].DSN = user(cfg.Shards[i].DSN)
+	}
+	return cfg
+}
+
 func migrate(t testing.TB, cfg txsink.Config) {
 	t.Helper()
-	if err := txsink.Migrate(t.Context(), cfg, io.Discard); err != nil {
+	if err := txsink.Migrate(t.Context(), asMigrate(cfg), io.Discard); err != nil {
 		t.Fatalf("migrate: %v", err)
 	}
 }

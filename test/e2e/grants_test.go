@@ -1,0 +1,276 @@
+package e2e
+
+import (
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"billing/test/servers"
+)
+
+// ---- MySQL
+
+// TestUsersOfTheirOwn: the ways of docs/grants.md to run a command as another user, with the real binary; and what a
+// command says to the wrong one.
+func TestUsersOfTheirOwn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 1)
+	was := fmt.Sprintf("dsn: %q", w.dsns[0])
+	w.dsns[0] = w.servers[0].NewDatabase(t)
+	db, err := sql.Open("mysql", servers.AsRoot(w.dsns[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	w.shards[0] = db
+	secret := func(name, dsn string) string {
+		path := filepath.Join(w.dir, name)
+		if err := os.WriteFile(path, []byte(dsn+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return path
+	}
+	service := secret("service", w.dsns[0])
+	reader, migrate := secret("reader", servers.AsReader(w.dsns[0])), secret("migrate", servers.AsMigrate(w.dsns[0]))
+	w.edit(was, fmt.Sprintf("dsn_file: %q", service))
+	as := func(file string, args ...string) *process {
+		return w.commandEnv([]string{fmt.Sprintf(`BILLING_SHARDS=[{"name":"s0","dsn_file":%q}]`, file)}, args...)
+	}
+	must := func(p *process, code int, says ...string) {
+		t.Helper()
+		p.mustExit(code)
+		for _, want := range says {
+			if err := contains(p.output(), want); err != nil {
+				t.Errorf("%v:\n%s", err, p.output())
+			}
+		}
+	}
+	lacks := func(user, rights string) string { return "the user " + user + " lacks rights: " + rights }
+
+	must(w.command("migrate"), 3, lacks(w.user(0), "SELECT on billing_total, "), "; CREATE on billing_schema, ", "; CREATE VIEW on billing_totals.", "docs/grants.md")
+	if made := column(t, db, "SHOW TABLES"); len(made) > 0 {
+		t.Errorf("made %v", made)
+	}
+	must(as(migrate, "migrate"), 0)
+	secret("service", servers.AsMigrate(w.dsns[0])) // the other way: another secret in the same place
+	must(w.command("migrate"), 0, "up to date")
+	secret("service", w.dsns[0])
+
+	s := w.run("")
+	w.charge(0, 20)
+	w.waitAccounted()
+	must(as(reader, "verify"), 0, "ok: no difference, the decisions in Kafka agree")
+	must(w.command("verify"), 3, lacks(w.user(0), "SELECT on billing_epoch_sum, billing_rejects, billing_totals"), "GRANT SELECT ON "+w.database(0)+".* TO "+w.user(0))
+	for _, args := range [][]string{{"status"}, {"xa", "list"}} {
+		must(as(reader, args...), 0)
+		must(w.command(args...), 0)
+	}
+	s.stop()
+	must(w.command("xa", "resolve"), 0)
+	must(w.command("config", "check", "--connect"), 0)
+
+	for _, args := range [][]string{{"run"}, {"xa", "resolve"}, {"config", "check", "--connect"}} {
+		must(as(reader, args...), 3, lacks(w.reader(0), "INSERT on billing_lane, billing_epoch, billing_epoch_sum, billing_total, billing_ledger, billing_rejects; UPDATE on billing_meta, billing_lane, billing_total"))
+		must(as(migrate, args...), 3, "lacks rights: SELECT on billing_epoch, billing_ledger; INSERT on billing_lane, ")
+	}
+	w.exact()
+}
+
+// ---- Kafka
+
+// rule is one allowed operation on one resource, as a line of docs/grants.md gives it.
+type rule struct {
+	op       kmsg.ACLOperation
+	resource kmsg.ACLResourceType
+	name     string
+	pattern  kmsg.ACLResourcePatternType
+}
+
+func (r rule) String() string { return fmt.Sprintf("%s on %s %s", r.op, r.resource, r.name) }
+
+// builder has the rule for the principal of clients without a name.
+func (r rule) builder() *kadm.ACLBuilder {
+	b := kadm.NewACLs().Allow("User:ANONYMOUS").AllowHosts("*").Operations(r.op).ResourcePatternType(r.pattern)
+	switch r.resource {
+	case kmsg.ACLResourceTypeTopic:
+		return b.Topics(r.name)
+	case kmsg.ACLResourceTypeGroup:
+		return b.Groups(r.name)
+	default:
+		return b.TransactionalIDs(r.name)
+	}
+}
+
+var aclOption = regexp.MustCompile(`--(\S+) (\S+)`)
+
+// rulesOf are the rules of docs/grants.md for a principal, with the world's names. Those for Create alone are the first
+// start's.
+func (w *world) rulesOf(principal string) (always, firstStart []rule) {
+	w.t.Helper()
+	text, err := os.ReadFile("../../docs/grants.md")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	own := strings.NewReplacer("billing.billing.events.", w.job+"."+w.topic+".", "billing.events", w.topic, "billing.decision", w.job+".decision", "billing.state", w.job+".state")
+	for line := range strings.Lines(string(text)) {
+		if !strings.HasPrefix(line, "kafka-acls.sh ") || !strings.Contains(line, "User:"+principal+" ") {
+			continue
+		}
+		var ops []kmsg.ACLOperation
+		pattern := kmsg.ACLResourcePatternTypeLiteral
+		for _, option := range aclOption.FindAllStringSubmatch(line, -1) {
+			r := rule{pattern: pattern, name: own.Replace(option[2])}
+			switch option[1] {
+			case "operation":
+				op, err := kmsg.ParseACLOperation(option[2])
+				if err != nil {
+					w.t.Fatalf("%s: %v", line, err)
+				}
+				ops = append(ops, op)
+				continue
+			case "resource-pattern-type":
+				pattern = kmsg.ACLResourcePatternTypePrefixed
+				continue
+			case "topic":
+				r.resource = kmsg.ACLResourceTypeTopic
+			case "group":
+				r.resource, r.name = kmsg.ACLResourceTypeGroup, w.job
+			case "transactional-id":
+				r.resource = kmsg.ACLResourceTypeTransactionalId
+			default:
+				continue
+			}
+			for _, r.op = range ops {
+				if r.op == kmsg.ACLOperationCreate {
+					firstStart = append(firstStart, r)
+				} else {
+					always = append(always, r)
+				}
+			}
+		}
+	}
+	if len(always) < 4 {
+		w.t.Fatalf("docs/grants.md has the rules %v for %s", always, principal)
+	}
+	return always, firstStart
+}
+
+func (w *world) allow(rules ...rule) {
+	w.t.Helper()
+	for _, r := range rules {
+		results, err := w.kafka.Admin(w.t).CreateACLs(w.t.Context(), r.builder())
+		for _, r := range results {
+			err = errors.Join(err, r.Err)
+		}
+		if err != nil {
+			w.t.Fatalf("%s: %v", r, err)
+		}
+	}
+}
+
+func (w *world) disallow(rules ...rule) {
+	w.t.Helper()
+	for _, r := range rules {
+		results, err := w.kafka.Admin(w.t).DeleteACLs(w.t.Context(), r.builder())
+		deleted := 0
+		for _, r := range results {
+			err = errors.Join(err, r.Err)
+			deleted += len(r.Deleted)
+		}
+		if err != nil || deleted != 1 {
+			w.t.Fatalf("%s: %d rules deleted, %v", r, deleted, err)
+		}
+	}
+}
+
+// TestGrantsInKafka: with exactly the rules of docs/grants.md the service starts for the first time and works, and who only
+// looks is answered; without any single one of them somebody is told which.
+func TestGrantsInKafka(t *testing.T) {
+	t.Parallel()
+	kafka := servers.Kafka(t,
+		servers.WithEnv("KAFKA_AUTHORIZER_CLASS_NAME", "org.apache.kafka.metadata.authorizer.StandardAuthorizer"),
+		servers.WithEnv("KAFKA_ALLOW_EVERYONE_IF_NO_ACL_FOUND", "true"))
+	w := newWorld(t, 1, onServers(kafka, shared.mysql[:]...))
+	w.charge(0, 50)
+	// From now on nothing is allowed without a rule. Clients, the test's too, have no names here, nor has the broker, which
+	// speaks to itself and takes the test's rules.
+	nobody := func(b *kadm.ACLBuilder, principal string, ops ...kmsg.ACLOperation) {
+		t.Helper()
+		if _, err := kafka.Admin(t).CreateACLs(t.Context(), b.Allow(principal).AllowHosts("*").Operations(ops...).ResourcePatternType(kadm.ACLPatternLiteral)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	nobody(kadm.NewACLs().Clusters(), "User:ANONYMOUS", kmsg.ACLOperationClusterAction, kmsg.ACLOperationAlter)
+	nobody(kadm.NewACLs().Topics("*").Groups("*").TransactionalIDs("*"), "User:nobody", kmsg.ACLOperationRead)
+
+	always, firstStart := w.rulesOf("billing")
+	w.allow(always...)
+	w.allow(firstStart...)
+	servers.Eventually(t, time.Minute, func() error { // a rule holds a moment after the answer
+		p := w.command("config", "check", "--connect")
+		if err := p.wait(time.Minute); err != nil || p.cmd.ProcessState.ExitCode() != 0 {
+			return fmt.Errorf("config check: %w\n%s", err, tail(p.output(), 20))
+		}
+		return nil
+	})
+	s := w.run("")
+	w.waitAccounted()
+	s.stop()
+	w.exact()
+	w.disallow(firstStart...)
+
+	for _, r := range always {
+		w.disallow(r)
+		servers.Eventually(t, time.Minute, func() error {
+			p := w.command("config", "check", "--connect", "--json")
+			if err := p.wait(time.Minute); err != nil {
+				return err
+			}
+			var a connected
+			if err := json.Unmarshal([]byte(p.output()), &a); err != nil {
+				return err
+			}
+			t.Logf("without %s: %d %s", r, p.cmd.ProcessState.ExitCode(), a.problems())
+			if p.cmd.ProcessState.ExitCode() == 0 {
+				return errors.New("nothing is missing")
+			}
+			return nil
+		})
+		w.allow(r)
+	}
+
+	w.disallow(always...)
+	reader, _ := w.rulesOf("billing_reader")
+	w.allow(reader...)
+	look := func() error {
+		for _, command := range [][]string{{"status", "--json"}, {"verify", "--json"}, {"xa", "list", "--json"}} {
+			if a := w.ask(command...); a.code != 0 || strings.Contains(a.out, `"decisions_compared": false`) {
+				return fmt.Errorf("%s: exit code %d\n%s\n%s", strings.Join(command, " "), a.code, tail(a.err, 20), tail(a.out, 20))
+			}
+		}
+		return nil
+	}
+	servers.Eventually(t, time.Minute, look)
+	for _, r := range reader {
+		w.disallow(r)
+		var err error
+		servers.Eventually(t, time.Minute, func() error {
+			if err = look(); err == nil {
+				return fmt.Errorf("without %s nothing is missing", r)
+			}
+			return nil
+		})
+		t.Logf("without %s: %v", r, err)
+		w.allow(r)
+	}
+}
