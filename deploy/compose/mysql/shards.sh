@@ -1,24 +1,25 @@
 #!/bin/bash
-# Run by the image mysql at the first start of an empty server: a database and a user for each shard, and a user that
-# may only read. Names and passwords are those of the secrets, which are the only place that has them.
+# Run by the image mysql at the first start of an empty server: deploy/mysql/grants.sql for the database of each shard.
+# Databases and passwords are those of the secrets, which are the only place that has them; users have grants.sql's names.
 set -euo pipefail
 
-sql() { MYSQL_PWD=$(cat /run/secrets/mysql-root) mysql --no-defaults --protocol=socket --socket=/var/run/mysqld/mysqld.sock --user=root; }
+password() { # of a secret user:password@tcp(host:port)/database
+  local login
+  login=$(cat "/run/secrets/$1")
+  login=${login%%@tcp(*}
+  echo "${login#*:}"
+}
 
-reader_password=$(sed -n 's/^password=//p' /run/secrets/mysql-reader)
-sql <<SQL
-CREATE USER 'reader'@'%' IDENTIFIED BY '$reader_password';
-SQL
-
-for shard in /run/secrets/shard-*; do
-  dsn=$(cat "$shard") # user:password@tcp(host:port)/database
-  login=${dsn%@tcp(*} database=${dsn##*/}
-  user=${login%%:*} password=${login#*:}
-  sql <<SQL
-CREATE DATABASE \`$database\`;
-CREATE USER '$user'@'%' IDENTIFIED BY '$password';
-GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, INDEX, DROP, REFERENCES, CREATE VIEW, SHOW VIEW ON \`$database\`.* TO '$user'@'%';
-GRANT XA_RECOVER_ADMIN ON *.* TO '$user'@'%';
-GRANT SELECT ON \`$database\`.* TO 'reader'@'%';
-SQL
+for shard in a b; do
+  database=$(cat "/run/secrets/service-$shard")
+  database=${database##*/}
+  sql=$(cat /grants.sql)
+  sql=${sql//EXISTS billing;/"EXISTS \`$database\`;"}
+  sql=${sql//billing.billing_/"\`$database\`.billing_"}
+  sql=${sql//'billing.*'/"\`${database//_/'\_'}\`.*"} # in a right on all tables _ is any character
+  for user in service:billing migrate:billing_migrate reader:billing_reader; do
+    login="'${user#*:}'@'%' IDENTIFIED BY"
+    sql=${sql//"$login 'change-me'"/"$login '$(password "${user%:*}-$shard")'"}
+  done
+  MYSQL_PWD=$(cat /run/secrets/mysql-root) mysql --no-defaults --protocol=socket --socket=/var/run/mysqld/mysqld.sock --user=root <<<"$sql"
 done
