@@ -38,7 +38,7 @@ func nextStep(err error, addresses string) (next string, denied bool) {
 	)
 	switch {
 	case errors.Is(err, kerr.TopicAuthorizationFailed), errors.Is(err, kerr.ClusterAuthorizationFailed):
-		return "grant this service its rights in Kafka; docs/operating.md lists them", true
+		return "grant this service its rights in Kafka; docs/grants.md lists them", true
 	case errors.Is(err, kerr.GroupAuthorizationFailed):
 		return groupNext(kerr.GroupAuthorizationFailed), true
 	case errors.As(err, &closed):

@@ -92,7 +92,7 @@ func TestMissingRightsAreNamedByTableAndGrant(t *testing.T) {
 	for _, table := range migrations.Tables {
 		absent[table] = true
 	}
-	const end = "; all of them: docs/grants.md"
+	const end = "; or run this as the user that docs/grants.md has for it"
 	for name, c := range map[string]struct {
 		of          *role
 		lacks       map[string][]string

@@ -209,7 +209,7 @@ func (s *shard) lacking(r *rights) error {
 	for _, table := range slices.Sorted(maps.Keys(onTables)) {
 		steps = append(steps, r.grants(onTables[table], table)...)
 	}
-	steps = append(steps, "all of them: docs/grants.md")
+	steps = append(steps, "or run this as the user that docs/grants.md has for it")
 	refusal := refuse(checkpoint.ReasonShardUnfit, s.name, "the user "+r.user+" lacks rights: "+strings.Join(lacks, "; "), strings.Join(steps, "; "))
 	refusal.Err = r.first
 	return refusal

@@ -88,8 +88,8 @@ func TestForeignTransactionsOnInput(t *testing.T) {
 
 	f.begin(aborted...)
 	f.end(kgo.TryAbort)
-	end := endOf(t, w)
 	servers.Eventually(t, 3*time.Minute, func() error {
+		end := endOf(t, w) // the marker comes after the answer to EndTxn
 		if d := w.decided(0); d.Next != end || d.Seq != before.Seq || d.GTRID != before.GTRID {
 			return fmt.Errorf("D is %+v, want the same epoch as %+v with offset %d", d, before, end)
 		}

@@ -127,7 +127,7 @@ func TestGrantsAreTheLeast(t *testing.T) {
 	cfg := loner(t)
 	db := database(t, cfg.Shards[0].DSN)
 	reader, service, migrate := usersOf(t, cfg)
-	each := func(t *testing.T, u *user) {
+	each := func(t *testing.T, u *user, migrated bool) {
 		t.Helper()
 		all := u.rightsOf(t)
 		if len(all) < 2 {
@@ -154,8 +154,11 @@ func TestGrantsAreTheLeast(t *testing.T) {
 			}
 			var refusal *checkpoint.Refusal
 			for _, p := range checkpoint.Problems(err) {
-				if r := checkpoint.AsRefusal(p); r != nil && r.Reason == checkpoint.ReasonShardUnfit {
+				r := checkpoint.AsRefusal(p)
+				if r != nil && r.Reason == checkpoint.ReasonShardUnfit {
 					refusal = r
+				} else if migrated {
+					t.Errorf("without %s on %s, which is all that is wrong: %v", right, on, p)
 				}
 			}
 			if refusal == nil || !strings.Contains(refusal.Wrong, "the user "+u.name+" lacks ") || !strings.Contains(refusal.Wrong, right) || !strings.Contains(refusal.Wrong, table) {
@@ -169,13 +172,13 @@ func TestGrantsAreTheLeast(t *testing.T) {
 			}
 		}
 	}
-	each(t, &migrate) // nothing is there
-	each(t, &service)
+	each(t, &migrate, false)
+	each(t, &service, false)
 	if err := migrate.now(t); err != nil {
 		t.Fatal(err)
 	}
 	for _, u := range []*user{&migrate, &service, &reader} {
-		each(t, u)
+		each(t, u, true)
 		if err := u.now(t); err != nil {
 			t.Errorf("%s with all rights: %v", u.name, err)
 		}
