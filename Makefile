@@ -71,12 +71,13 @@ tour: ## type README.md's tour anew, and write there what it prints
 	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
 	BILLING_TOUR=update $(GO) test -count=1 -timeout 25m -run '^TestTour$$' -v ./test/compose
 
-lint: ## gofmt, go vet, and golangci-lint where it is installed
+lint: ## gofmt, go vet; golangci-lint and promtool (the alerts) where they are installed
 	@$(need_go)
 	@files=$$(gofmt -l $$(git ls-files --cached --others --exclude-standard '*.go')) && \
 	if [ -n "$$files" ]; then echo "make: FAILED: not formatted (next step: gofmt -w):" >&2; echo "$$files" >&2; exit 1; fi
 	$(GO) vet ./...
 	@if command -v golangci-lint >/dev/null; then golangci-lint run --allow-parallel-runners ./...; else echo "golangci-lint is not installed: skipped"; fi
+	@if command -v promtool >/dev/null; then promtool check rules deploy/prometheus/alerts.yaml && promtool test rules deploy/prometheus/alerts.test.yaml; else echo "promtool is not installed: the alerts are not tested"; fi
 
 clean: ## remove what make build has built (scripts/testbed clean removes the test images)
 	rm -rf bin

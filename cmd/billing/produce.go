@@ -65,6 +65,7 @@ written, or if the end of a Kafka transaction is not known, the topic holds an u
 part of the load: exit 4, and no answer. It exits with 3 if there is no such topic.`,
 		Example: `  # a quick one, on a fresh topic
   billing produce --config config.yaml --count 100000 > answer.json
+  billing verify --config config.yaml --answer answer.json
 
   # an hour of 500 messages a second, most of them for few accounts
   billing produce --config config.yaml --count 1800000 --rate 500 --accounts 10000 --skew 0.8 > answer.json

@@ -4,9 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"iter"
+	"os"
 	"time"
 
 	"billing/internal/loadgen"
@@ -68,4 +70,39 @@ func writeLoadAnswer(out io.Writer, a loadAnswer, totals iter.Seq[loadgen.Total]
 		return fmt.Errorf("answer: write: %w", err)
 	}
 	return nil
+}
+
+// readAnswer reads what writeLoadAnswer has written: path is a file, or - for
+// stdin. It has to be of a load that was written to the topic.
+func readAnswer(path string, stdin io.Reader, topic string) (*loadgen.Expected, error) {
+	wrong := func(format string, args ...any) error {
+		return &usageError{fmt.Errorf("--answer %s: "+format+"; want the JSON that billing produce wrote to stdout", append([]any{path}, args...)...)}
+	}
+	from := stdin
+	if path != "-" {
+		f, err := os.Open(path)
+		if err != nil {
+			return nil, wrong("can't be read: %w", errors.Unwrap(err))
+		}
+		defer f.Close() //nolint:errcheck // only read
+		from = f
+	}
+	var a struct {
+		loadAnswer
+		Totals []loadgen.Total `json:"totals"`
+	}
+	d := json.NewDecoder(bufio.NewReader(from))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&a); errors.Is(err, io.EOF) {
+		return nil, wrong("is empty")
+	} else if err != nil {
+		return nil, wrong("is no answer of a load")
+	}
+	switch {
+	case a.Topic == "" || a.Messages != a.Outcomes.Messages():
+		return nil, wrong("is no answer of a load")
+	case a.Topic != topic:
+		return nil, wrong("is of a load on topic %s, and kafka.topic is %s", a.Topic, topic)
+	}
+	return &loadgen.Expected{Messages: a.Messages, Outcomes: a.Outcomes, Reasons: a.Reasons, Totals: a.Totals}, nil
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -18,6 +19,7 @@ import (
 
 	"billing/internal/consume/consumetest"
 	"billing/internal/event"
+	"billing/internal/loadgen"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kfake"
@@ -420,5 +422,35 @@ func TestProduceForTheConfiguration(t *testing.T) {
 	}
 	if quarters == 0 {
 		t.Error("no total of a quarter of an hour")
+	}
+}
+
+func TestReadAnswer(t *testing.T) {
+	var good bytes.Buffer
+	head := loadAnswer{Messages: 3, Outcomes: loadgen.Outcomes{Applied: 1, Rejected: 2}, Reasons: map[string]int64{"invalid_json": 2}, Topic: "usage", Partitions: 1}
+	total := loadgen.Total{TenantID: "default", AccountID: "caf\u00e9 ", Currency: "EUR", ChargeAmount: "1.000000000000", EntryCount: 1}
+	if err := writeLoadAnswer(&good, head, slices.Values([]loadgen.Total{total})); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readAnswer("-", bytes.NewReader(good.Bytes()), "usage")
+	want := &loadgen.Expected{Messages: 3, Outcomes: head.Outcomes, Reasons: head.Reasons, Totals: []loadgen.Total{total}}
+	if err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, %v", got, err)
+	}
+	for name, c := range map[string]struct{ text, topic, says string }{
+		"nothing":            {"", "usage", "--answer -: is empty; want the JSON that billing produce wrote to stdout"},
+		"half of it":         {good.String()[:good.Len()/2], "usage", "is no answer of a load"},
+		"something else":     {`{"ok": true}`, "usage", "is no answer of a load"},
+		"an empty object":    {`{}`, "usage", "is no answer of a load"},
+		"no sum of outcomes": {strings.Replace(good.String(), `"messages": 3`, `"messages": 4`, 1), "usage", "is no answer of a load"},
+		"another topic":      {good.String(), "events", "is of a load on topic usage, and kafka.topic is events"},
+	} {
+		var usage *usageError
+		if _, err := readAnswer("-", strings.NewReader(c.text), c.topic); !errors.As(err, &usage) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := readAnswer(filepath.Join(t.TempDir(), "none"), nil, "usage"); err == nil || !strings.Contains(err.Error(), "can't be read: no such file") {
+		t.Error(err)
 	}
 }

@@ -13,12 +13,14 @@ import (
 	"billing/internal/audit"
 	"billing/internal/checkpoint"
 	"billing/internal/consume"
+	"billing/internal/loadgen"
 
 	"github.com/spf13/cobra"
 )
 
 func newVerifyCommand() *cobra.Command {
 	var asJSON bool
+	var answer string
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Compute everything that is booked again, and compare",
@@ -32,6 +34,10 @@ Each difference is one line on stdout: shard, table, key, what is wrong, what wa
 expected. A branch that stays prepared is in doubt, which is no difference: the
 service ends it, or billing xa resolve.
 
+With --answer it also compares the tables with what billing produce said must be in
+them: every outcome, reason and total, and nothing else. It first waits until the load
+is booked, for as long as the service goes on booking it.
+
 Exits with 0 if everything is right, 1 if there are differences, 3 if the databases
 are not those of the configuration, 4 if a MySQL server could not be reached or
 failed. Without Kafka it says that decisions were not compared; that changes no exit
@@ -39,11 +45,15 @@ code.
 
 With --json the answer is one object: ok, differences (shard, table, key, wrong,
 expected), in_doubt (shard, lane, incarnation, seq, gtrid, decision), notes,
-decisions_compared, checked (what was read), outcomes, booked (by currency).`,
+decisions_compared, answer_compared, checked (what was read), outcomes, booked (by currency).`,
 		Example: `  billing verify --config config.yaml
 
   # as a MySQL user of its own, who may read everything (docs/grants.md)
   BILLING_SHARDS='[{"name":"a","dsn_file":"/run/secrets/reader-a"}]' billing verify --config config.yaml
+
+  # a load on a fresh topic: is everything booked as it must be?
+  billing produce --config config.yaml --count 100000 > answer.json
+  billing verify --config config.yaml --answer answer.json
 
   # for a script
   billing verify --config config.yaml --json | jq '.differences | length'`,
@@ -53,19 +63,27 @@ decisions_compared, checked (what was read), outcomes, booked (by currency).`,
 			if err != nil {
 				return err
 			}
+			var expected *loadgen.Expected
+			if answer != "" {
+				if expected, err = readAnswer(answer, cmd.InOrStdin(), c.Kafka.Topic); err != nil {
+					return err
+				}
+			}
 			var out verifyWriter = &verifyText{to: cmd.OutOrStdout()}
 			if asJSON {
 				out = &verifyJSON{to: cmd.OutOrStdout()}
 			}
-			return verify(cmd.Context(), c, out, cmd.ErrOrStderr())
+			return verify(cmd.Context(), c, expected, out, cmd.ErrOrStderr())
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "answer in JSON")
+	cmd.Flags().StringVar(&answer, "answer", "", "compare with what billing produce has written to `FILE`; - is stdin")
 	return cmd
 }
 
-// verify audits what the configuration names. Answers go to out as they come.
-func verify(ctx context.Context, c *config.Config, out verifyWriter, errOut io.Writer) error {
+// verify audits what the configuration names; expected is a load's answer, or
+// nil. Answers go to out as they come.
+func verify(ctx context.Context, c *config.Config, expected *loadgen.Expected, out verifyWriter, errOut io.Writer) error {
 	cfg := sinkConfig(c, quiet)
 	cfg.StatementTimeout = verifyStatement
 	sink, kafka, err := openToLook(c, cfg)
@@ -79,7 +97,7 @@ func verify(ctx context.Context, c *config.Config, out verifyWriter, errOut io.W
 	begun := time.Now()
 	sum, err := audit.Verify(ctx, audit.Config{
 		Job: c.Job, Topic: c.Kafka.Topic, Shards: shardNames(c), Window: c.Aggregate.Window, TypePrefix: c.Message.TypePrefix,
-		MySQL: sink, Kafka: &auditKafka{Client: kafka},
+		MySQL: sink, Kafka: &auditKafka{Client: kafka}, Answer: expected,
 		Tell: audit.Listener{
 			Difference: func(d audit.Difference) { shown.clear(); out.difference(d) },
 			InDoubt:    func(d audit.InDoubt) { shown.clear(); out.inDoubt(d) },
@@ -201,6 +219,10 @@ func (w *verifyText) end(sum audit.Summary, failure error) error {
 	if !sum.Compared {
 		decisions = "the decisions in Kafka were not compared, see the notes"
 	}
+	answer := ""
+	if sum.Answered {
+		answer = ", everything is booked that the load's answer says, and nothing else"
+	}
 	doubt := ""
 	if sum.InDoubt > 0 {
 		doubt = ", in doubt: " + count(sum.InDoubt, "branch")
@@ -208,7 +230,7 @@ func (w *verifyText) end(sum audit.Summary, failure error) error {
 	if sum.Differences > 0 {
 		w.line("FAILED: %s%s. Next step: docs/runbook.md, \"Verify finds a difference\"", count(sum.Differences, "difference"), doubt)
 	} else {
-		w.line("ok: no difference, %s%s", decisions, doubt)
+		w.line("ok: no difference%s, %s%s", answer, decisions, doubt)
 	}
 	return w.err
 }
@@ -267,6 +289,7 @@ type verifyRest struct {
 	InDoubt  []audit.InDoubt `json:"in_doubt"`
 	Notes    []string        `json:"notes"`
 	Compared bool            `json:"decisions_compared"`
+	Answered bool            `json:"answer_compared"`
 	Checked  verifyChecked   `json:"checked"`
 	Outcomes audit.Outcomes  `json:"outcomes"`
 	Booked   []audit.Booked  `json:"booked"`
@@ -290,7 +313,7 @@ func (w *verifyJSON) end(sum audit.Summary, failure error) error {
 	}
 	b, err := json.MarshalIndent(verifyRest{
 		OK: failure == nil && sum.Differences == 0, Complete: failure == nil,
-		InDoubt: append([]audit.InDoubt{}, w.doubt...), Notes: append([]string{}, w.notes...), Compared: sum.Compared,
+		InDoubt: append([]audit.InDoubt{}, w.doubt...), Notes: append([]string{}, w.notes...), Compared: sum.Compared, Answered: sum.Answered,
 		Checked:  verifyChecked{sum.Shards, sum.Lanes, sum.Epochs, sum.LedgerOff, sum.LedgerRows, sum.Rejects, sum.Totals},
 		Outcomes: sum.Outcomes, Booked: append([]audit.Booked{}, sum.Booked...), Seconds: sum.Took.Seconds(),
 	}, "", "  ")

@@ -12,6 +12,7 @@
 //   - locate.go: which row it is, where a digest is wrong
 //   - totals.go: the totals against the ledger and the epochs' sums
 //   - behind.go: what a shard has still to show; Kafka's decisions; what is in doubt
+//   - answer.go: the tables against the answer of a load
 //
 // What is in doubt can also be asked for alone:
 //
@@ -27,6 +28,7 @@ import (
 	"time"
 
 	"billing/internal/checkpoint"
+	"billing/internal/loadgen"
 )
 
 // MySQL is what an audit needs of the shards, by number.
@@ -57,6 +59,11 @@ type Config struct {
 
 	MySQL MySQL
 	Kafka Kafka // nil: decisions are not compared
+
+	// Answer is what must be in the tables, and nothing else: a load was the first
+	// and only one of the job. It is waited for while it is being booked. nil: it is
+	// not known what the messages were.
+	Answer *loadgen.Expected
 
 	// Patience is for how long shards that are an epoch apart, and decisions that
 	// are ahead, are read again. 0 means 10 s.
@@ -116,6 +123,7 @@ type Summary struct {
 	Differences int64    // told
 	InDoubt     int64    // told
 	Compared    bool     // with Kafka's decisions, all of them
+	Answered    bool     // with the load's answer, all of it
 	Took        time.Duration
 }
 
@@ -162,12 +170,14 @@ func Verify(ctx context.Context, cfg Config) (Summary, error) {
 	begun := time.Now()
 	defer v.close()
 	for _, step := range []func(context.Context) error{
+		v.awaitLoad, // whose answer is known
 		v.open,      // every shard at one moment, all moments as near as can be
 		v.identity,  // whose tables these are
 		v.findLanes, // which lanes there are
 		v.sameJob,   // whether Kafka knows them by the same settings
 		v.chains,    // every epoch of every lane, with everything that it wrote
 		v.totals,    // what the totals add up to
+		v.answer,    // what a load says they must be
 		v.behind,    // what shards were behind with; the decisions; what is in doubt
 	} {
 		if err := step(ctx); errors.Is(err, errStop) {
@@ -201,7 +211,7 @@ func epochsKey(l checkpoint.Lane, from, to int64) string {
 func offsetKey(l checkpoint.Lane, offset int64) string { return fmt.Sprintf("%s offset %d", l, offset) }
 
 func sumKey(l checkpoint.Lane, seq int64, currency string) string {
-	return fmt.Sprintf("%s epoch %d %s", l, seq, printable(currency))
+	return fmt.Sprintf("%s epoch %d %s", l, seq, Printable(currency))
 }
 
 // The tables, as lines name them.

@@ -229,7 +229,7 @@ func (s *side) consistent(before, e *epoch) {
 		}
 	}
 	if n, err := e.gtrid.Parse(); err != nil {
-		says("gtrid is "+printable(string(e.gtrid)), "the name of a branch of this service")
+		says("gtrid is "+Printable(string(e.gtrid)), "the name of a branch of this service")
 	} else {
 		if s.lane.v.owner != "" && n.Owner != s.lane.v.owner {
 			says("gtrid is that of another job or set of shards: "+string(e.gtrid), "one that begins with %s", s.lane.v.owner)

@@ -106,12 +106,12 @@ func (v *verifier) schema(ctx context.Context, s *snapshot) error {
 		version := r.int(0)
 		done[version] = true
 		if version < 1 || version > int64(len(all)) {
-			tell(version, fmt.Sprintf("a migration %s that this build does not know", printable(r.text(1))), "no row, or a newer build at work here")
+			tell(version, fmt.Sprintf("a migration %s that this build does not know", Printable(r.text(1))), "no row, or a newer build at work here")
 			return nil
 		}
 		want := &all[version-1]
 		if r.text(1) != want.Name {
-			tell(version, "name is "+printable(r.text(1)), want.Name)
+			tell(version, "name is "+Printable(r.text(1)), want.Name)
 		}
 		if r.text(2) != string(want.Checksum[:]) {
 			tell(version, fmt.Sprintf("checksum is %x", r.text(2)), fmt.Sprintf("%x, the file's", want.Checksum))
@@ -154,7 +154,7 @@ func (v *verifier) meta(ctx context.Context, s *snapshot) error {
 		server = r.text(5)
 		if is, want := []string{r.text(1), r.text(3), r.text(4)}, []string{v.cfg.Job, strconv.Itoa(s.number), strconv.Itoa(len(v.shards))}; !slices.Equal(is, want) {
 			other = &checkpoint.Refusal{Scope: checkpoint.EndsProcess, Reason: checkpoint.ReasonShardsChanged, What: s.name,
-				Wrong: fmt.Sprintf("its tables are those of job %s, shard %s of %s (counted from 0); in the configuration it is job %s, shard %s of %s: every row would look wrong", printable(is[0]), is[1], is[2], want[0], want[1], want[2]),
+				Wrong: fmt.Sprintf("its tables are those of job %s, shard %s of %s (counted from 0); in the configuration it is job %s, shard %s of %s: every row would look wrong", Printable(is[0]), is[1], is[2], want[0], want[1], want[2]),
 				Next:  "give the job, and the shards in their order, as they were when they were migrated"}
 		}
 		return nil

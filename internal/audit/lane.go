@@ -337,8 +337,8 @@ func (l *lane) same(a, b *side, seq int64) {
 			s, wrong, right, other = a, of[i], is[i], b
 		}
 		e := s.bySeq[seq]
-		hint := fmt.Sprintf("%s is %s", wrong.name, printable(wrong.value))
-		expected := fmt.Sprintf("%s, as on shard %s", printable(right.value), other.name)
+		hint := fmt.Sprintf("%s is %s", wrong.name, Printable(wrong.value))
+		expected := fmt.Sprintf("%s, as on shard %s", Printable(right.value), other.name)
 		if e.sound {
 			s.tell(tableEpoch, epochKey(l.id, seq), hint, expected)
 			continue

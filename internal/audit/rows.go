@@ -86,7 +86,7 @@ func (b *bookkeeper) check(r row) (entry entry) {
 	case "credit":
 		ev.Type = event.Credit
 	default:
-		wrong("entry_type is "+printable(r.text(7)), "charge or credit")
+		wrong("entry_type is "+Printable(r.text(7)), "charge or credit")
 	}
 	var err error
 	if ev.Amount, err = money.Parse(r[12]); err != nil {
@@ -99,11 +99,11 @@ func (b *bookkeeper) check(r row) (entry entry) {
 	}
 	var ok bool
 	if ev.Time, ok = micros(r[15]); !ok {
-		wrong("occurred_at is "+printable(r.text(15)), "a time")
+		wrong("occurred_at is "+Printable(r.text(15)), "a time")
 	}
 	b.scratch = ev.Hash(b.scratch)
 	if string(r[4]) != tenant {
-		wrong("tenant_id is "+printable(r.text(4)), tenant)
+		wrong("tenant_id is "+Printable(r.text(4)), tenant)
 	}
 	if !bytes.Equal(ev.Key[:], r[18]) {
 		wrong(fmt.Sprintf("dedup_key %x is not the hash of tenant, source and event_id: one of them was changed", r[18]), "%x for these", ev.Key)
@@ -112,13 +112,13 @@ func (b *bookkeeper) check(r row) (entry entry) {
 		wrong(fmt.Sprintf("content_hash %x is not that of what the row says: one of its columns was changed", r[19]), "%x for these", ev.Content)
 	}
 	if start := b.windowOf(ev.Time); !bytes.Equal(start, r[16]) {
-		wrong("window_start is "+printable(r.text(16)), "%s, the window of %s that occurred_at lies in", start, b.lane.v.cfg.Window)
+		wrong("window_start is "+Printable(r.text(16)), "%s, the window of %s that occurred_at lies in", start, b.lane.v.cfg.Window)
 	}
 	if len(r[15]) < 7 || !bytes.Equal(r[15][:7], r[17]) {
-		wrong("booked_period is "+printable(r.text(17)), "the month of occurred_at, which is %s", r[15])
+		wrong("booked_period is "+Printable(r.text(17)), "the month of occurred_at, which is %s", r[15])
 	}
 	if n := aggregate.ShardOf(r[8], len(b.lane.v.shards)); n != b.number {
-		wrong("the row is on this shard", "on shard %s, where account %s is", b.lane.v.shards[n].name, printable(r.text(8)))
+		wrong("the row is on this shard", "on shard %s, where account %s is", b.lane.v.shards[n].name, Printable(r.text(8)))
 	}
 	entry.of(r, &ev)
 	return entry
@@ -200,7 +200,7 @@ func (s *side) keptRow(r row) {
 		wrong(fmt.Sprintf("value_hash %x is not that of raw_value: one of them was changed", r[11]), "%x for this value", sum)
 	}
 	if kind := string(r[4]); kind != string(aggregate.KindConflict) && kind != string(aggregate.KindRejected) || (kind == string(aggregate.KindConflict)) != (string(r[5]) == "conflict") {
-		wrong(fmt.Sprintf("kind is %s, reason %s", printable(kind), printable(r.text(5))), "conflict for both, or rejected with a reason")
+		wrong(fmt.Sprintf("kind is %s, reason %s", Printable(kind), Printable(r.text(5))), "conflict for both, or rejected with a reason")
 	}
 	if n := aggregate.RejectShardOf(id.Topic, id.Partition, offset, len(s.lane.v.shards)); n != s.number {
 		wrong("the row is on this shard", "on shard %s, where records of this offset are kept", s.lane.v.shards[n].name)

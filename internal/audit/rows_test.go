@@ -91,7 +91,7 @@ func TestMarksThatAreShifted(t *testing.T) {
 
 func TestPrintable(t *testing.T) {
 	for text, want := range map[string]string{"acme": "acme", "": `""`, "a b": "a b", "a ": `"a "`, " a": `" a"`, "a\nb": `"a\nb"`, "é": `"\u00e9"`, `q"`: `"q\""`} {
-		if got := printable(text); got != want {
+		if got := Printable(text); got != want {
 			t.Errorf("%q: %s, want %s", text, got, want)
 		}
 	}

@@ -160,8 +160,9 @@ func appendColumn(dst, column []byte) []byte {
 	return append(dst, column...)
 }
 
-// printable is a text from a table for a line of output.
-func printable(s string) string {
+// Printable is a text of others for a line of output: quoted where it would not be
+// seen as it is.
+func Printable(s string) string {
 	if q := strconv.QuoteToASCII(s); s == "" || q != `"`+s+`"` || s[0] == ' ' || s[len(s)-1] == ' ' {
 		return q
 	}

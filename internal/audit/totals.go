@@ -187,14 +187,14 @@ func newTotal(r row) (t total) {
 }
 
 func describe(lane checkpoint.Lane, account, sku, unit, currency, window, period string) string {
-	about := fmt.Sprintf("%s account %s", lane, printable(account))
+	about := fmt.Sprintf("%s account %s", lane, Printable(account))
 	if sku != "" {
-		about += " sku " + printable(sku)
+		about += " sku " + Printable(sku)
 	}
 	if unit != "" {
-		about += " unit " + printable(unit)
+		about += " unit " + Printable(unit)
 	}
-	return fmt.Sprintf("%s %s window %s period %s", about, printable(currency), window, period)
+	return fmt.Sprintf("%s %s window %s period %s", about, Printable(currency), window, period)
 }
 
 func (k totalKey) line(about string) string { return hex.EncodeToString(k[:]) + " (" + about + ")" }
@@ -308,7 +308,7 @@ func (v *verifier) sumsOfLanes(s *snapshot, offLanes map[checkpoint.Lane]bool, f
 	for _, at := range slices.SortedFunc(maps.Keys(found), order) {
 		want := s.sum(at.lane, at.currency)
 		if offLanes[at.lane] && *found[at] != *want {
-			v.told.difference(Difference{s.name, tableTotal, fmt.Sprintf("%s %s", at.lane, printable(at.currency)),
+			v.told.difference(Difference{s.name, tableTotal, fmt.Sprintf("%s %s", at.lane, Printable(at.currency)),
 				"the totals have " + found[at].String(), want.String() + ", which billing_epoch_sum adds up to"})
 		}
 	}

@@ -55,6 +55,7 @@ func TestProduce(t *testing.T) {
 				t.Errorf("%+v", answer.head)
 			}
 			w.sent = answer.Messages
+			w.mustVerifyAnswer(load.out.Bytes()) // which waits until it is booked
 			w.waitAccounted()
 			service.stop()
 			w.mustBe(answer, !strings.Contains(fmt.Sprint(c.edits), "ledger"))

@@ -35,6 +35,7 @@ type verified struct {
 	InDoubt           []inDoubt  `json:"in_doubt"`
 	Notes             []string   `json:"notes"`
 	DecisionsCompared bool       `json:"decisions_compared"`
+	AnswerCompared    bool       `json:"answer_compared"`
 
 	code           int
 	stdout, stderr string
@@ -61,8 +62,8 @@ func (v *verified) String() string {
 }
 
 // verify runs the command with --json. A contradiction within its answer is an error.
-func (w *world) verify(ctx context.Context) (*verified, error) {
-	v, err := w.verifyText(ctx, "--json")
+func (w *world) verify(ctx context.Context, args ...string) (*verified, error) {
+	v, err := w.verifyText(ctx, append([]string{"--json"}, args...)...)
 	if err != nil || v.code > 1 {
 		return v, err
 	}

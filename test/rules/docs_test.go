@@ -15,10 +15,10 @@ import (
 )
 
 const (
-	protocolDoc  = "docs/protocol.md"
-	runbookDoc   = "docs/runbook.md"
-	operatingDoc = "docs/operating.md"
-	dataDoc      = "docs/data.md"
+	protocolDoc = "docs/protocol.md"
+	runbookDoc  = "docs/runbook.md"
+	watchingDoc = "docs/watching.md"
+	dataDoc     = "docs/data.md"
 )
 
 var quoted = regexp.MustCompile("`([^`]+)`")
@@ -181,19 +181,36 @@ func TestCommandsExist(t *testing.T) {
 	}
 }
 
-// TestLinksLead: each relative link of a document leads to a file.
+// TestLinksLead: each relative link of a document leads to a file, and to a
+// heading of it where it names one.
 func TestLinksLead(t *testing.T) {
-	link := regexp.MustCompile(`\]\(([^)#\s]+)[^)]*\)`)
+	link := regexp.MustCompile(`\]\(([^)#\s]*)(#[^)\s]*)?\)`)
 	for _, p := range documents() {
 		for _, m := range link.FindAllStringSubmatch(text(t, p), -1) {
 			if strings.Contains(m[1], "://") {
 				continue
 			}
-			if _, err := os.Stat(filepath.Join(root(), path.Join(path.Dir(p), m[1]))); err != nil {
+			to := p
+			if m[1] != "" {
+				to = path.Join(path.Dir(p), m[1])
+			}
+			if _, err := os.Stat(filepath.Join(root(), to)); err != nil {
 				t.Errorf("%s links to %s, which does not exist", p, m[1])
+			} else if m[2] != "" && !headings(text(t, to))[m[2][1:]] {
+				t.Errorf("%s links to %s%s, and there is no such heading", p, m[1], m[2])
 			}
 		}
 	}
+}
+
+// headings are the names by which links lead to a document's headings.
+func headings(doc string) map[string]bool {
+	found := map[string]bool{}
+	for _, m := range regexp.MustCompile(`(?m)^#+ (.*)$`).FindAllStringSubmatch(doc, -1) {
+		name := strings.ReplaceAll(strings.ToLower(m[1]), " ", "-")
+		found[regexp.MustCompile(`[^a-z0-9_-]`).ReplaceAllString(name, "")] = true
+	}
+	return found
 }
 
 // TestCrashTableIsTested: each row of the crash table is a case of TestCrash.

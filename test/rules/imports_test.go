@@ -26,7 +26,7 @@ var mayImport = map[string][]string{
 	"internal/consume/consumetest":       {"internal/checkpoint", "internal/event", "internal/consume"},
 	"internal/txsink":                    {"internal/checkpoint", "internal/aggregate", "internal/event", "internal/money", "internal/failpoint", "migrations"},
 	"internal/pipeline":                  {"internal/aggregate", "internal/checkpoint", "internal/dedup", "internal/event", "internal/failpoint"},
-	"internal/audit":                     {"internal/aggregate", "internal/checkpoint", "internal/event", "internal/money", "migrations"},
+	"internal/audit":                     {"internal/aggregate", "internal/checkpoint", "internal/event", "internal/loadgen", "internal/money", "migrations"},
 	"internal/loadgen":                   {"internal/money"},
 	"migrations":                         {},
 	"cmd/billing":                        {"*"},

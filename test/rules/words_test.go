@@ -114,13 +114,13 @@ func netWords() map[string]bool {
 	return words
 }
 
-// TestRunbook: each reason of a refusal and each net has a section in the
-// runbook, and each section is for one that exists.
+// TestRunbook: each reason of a refusal, each net and each alert has a section in
+// the runbook, and each section is for one that exists.
 func TestRunbook(t *testing.T) {
 	doc := text(t, runbookDoc)
 	sections := func(kind string) map[string]bool {
 		out := map[string]bool{}
-		for _, m := range regexp.MustCompile("(?m)^### "+kind+" `([a-z0-9-]+)`").FindAllStringSubmatch(doc, -1) {
+		for _, m := range regexp.MustCompile("(?m)^### "+kind+" `([A-Za-z0-9-]+)`").FindAllStringSubmatch(doc, -1) {
 			if out[m[1]] {
 				t.Errorf("%s: %s %s has two sections", runbookDoc, kind, m[1])
 			}
@@ -150,6 +150,11 @@ func TestRunbook(t *testing.T) {
 	}
 	same("Refusal", sections("Refusal"), reasons)
 	same("Net", sections("Net"), nets)
+	alerts := map[string]bool{}
+	for _, a := range alertRules(t) {
+		alerts[a.Alert] = true
+	}
+	same("Alert", sections("Alert"), alerts)
 	for _, section := range strings.Split(doc, "\n### ")[1:] {
 		head, _, _ := strings.Cut(section, "\n")
 		for _, part := range []string{"**Means.**", "**Check.**", "**Do.**"} {
@@ -284,8 +289,8 @@ func TestDataWords(t *testing.T) {
 	}
 }
 
-// TestMetricsAreExplained: docs/operating.md explains every metric, and none
-// that does not exist.
+// TestMetricsAreExplained: docs/watching.md explains every metric, and none that
+// does not exist.
 func TestMetricsAreExplained(t *testing.T) {
 	name := regexp.MustCompile(`^billing_[a-z_]+$`)
 	made := map[string]bool{}
@@ -299,7 +304,7 @@ func TestMetricsAreExplained(t *testing.T) {
 		t.Fatalf("found %d metrics only", len(made))
 	}
 	explained := map[string]bool{}
-	for _, m := range regexp.MustCompile("`(billing_[a-z_]+)").FindAllStringSubmatch(text(t, operatingDoc), -1) {
+	for _, m := range regexp.MustCompile("`(billing_[a-z_]+)").FindAllStringSubmatch(text(t, watchingDoc), -1) {
 		if !strings.HasPrefix(m[1], "billing_test_") {
 			explained[m[1]] = true
 		}
@@ -307,12 +312,12 @@ func TestMetricsAreExplained(t *testing.T) {
 	tables := regexp.MustCompile(`billing_(?:totals?|ledger|rejects|lane|epoch|epoch_sum|meta|schema)$`)
 	for m := range made {
 		if !explained[m] {
-			t.Errorf("%s does not explain %s", operatingDoc, m)
+			t.Errorf("%s does not explain %s", watchingDoc, m)
 		}
 	}
 	for m := range explained {
 		if !made[m] && !tables.MatchString(m) {
-			t.Errorf("%s explains %s, which does not exist", operatingDoc, m)
+			t.Errorf("%s explains %s, which does not exist", watchingDoc, m)
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"strconv"
@@ -28,6 +29,7 @@ type options struct {
 	advertised string
 	interProxy [2]int
 	extraHosts []string
+	data       []byte // what is in /var/lib at the first start, as a tar
 }
 
 // Option changes how a server is started.
@@ -76,11 +78,16 @@ func (s *server) run(ctx context.Context, image string, o *options, portsOf map[
 		bindings[port] = []network.PortBinding{{HostIP: bindAddress(s.engine.host), HostPort: strconv.Itoa(outside)}}
 		request.ExposedPorts = append(request.ExposedPorts, port.String())
 	}
-	c, err := testcontainers.GenericContainer(ctx, testcontainers.GenericContainerRequest{ContainerRequest: request, Started: true})
+	c, err := testcontainers.GenericContainer(ctx, testcontainers.GenericContainerRequest{ContainerRequest: request, Started: o.data == nil})
 	if err != nil && c == nil {
 		return fmt.Errorf("start %s: no container of image %s (`make test` prepares the images): %w", s.kind, image, err)
 	}
 	s.container = c
+	if err == nil && o.data != nil {
+		if err = s.Put(ctx, "/var/lib", o.data); err == nil {
+			err = c.Start(ctx)
+		}
+	}
 	if err == nil {
 		err = s.waitReady(ctx)
 	}
@@ -186,6 +193,30 @@ func (s *server) Pause(ctx context.Context) error {
 func (s *server) Unpause(ctx context.Context) error {
 	if _, err := s.engine.docker.ContainerUnpause(ctx, s.ID(), client.ContainerUnpauseOptions{}); err != nil {
 		return fmt.Errorf("unpause %s: %w", s.kind, err)
+	}
+	return nil
+}
+
+// Take copies a file or a folder of the server, also of one that has ended, as a tar. Its names begin with the
+// path's last part.
+func (s *server) Take(ctx context.Context, path string) ([]byte, error) {
+	answer, err := s.engine.docker.CopyFromContainer(ctx, s.ID(), client.CopyFromContainerOptions{SourcePath: path})
+	if err != nil {
+		return nil, fmt.Errorf("copy %s of %s: %w", path, s.kind, err)
+	}
+	defer answer.Content.Close()
+	data, err := io.ReadAll(answer.Content)
+	if err != nil {
+		return nil, fmt.Errorf("copy %s of %s: %w", path, s.kind, err)
+	}
+	return data, nil
+}
+
+// Put unpacks what Take has copied, in a folder that is there. Owners and rights stay.
+func (s *server) Put(ctx context.Context, folder string, data []byte) error {
+	_, err := s.engine.docker.CopyToContainer(ctx, s.ID(), client.CopyToContainerOptions{DestinationPath: folder, Content: bytes.NewReader(data)})
+	if err != nil {
+		return fmt.Errorf("copy to %s of %s: %w", folder, s.kind, err)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"regexp"
 	"strconv"
@@ -16,6 +17,7 @@ import (
 
 	"github.com/go-sql-driver/mysql"
 	"github.com/google/uuid"
+	tcexec "github.com/testcontainers/testcontainers-go/exec"
 
 	"billing/deploy"
 )
@@ -86,6 +88,9 @@ func StartMySQL(ctx context.Context, name string, opts ...Option) (*MySQLServer,
 		_ = m.root.Close()
 		return nil, err
 	}
+	if o.data != nil {
+		return m, nil // databases and users came with it
+	}
 	if _, err := m.CreateDatabase(ctx, defaultDatabase); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
@@ -114,6 +119,23 @@ func (m *MySQLServer) serves(ctx context.Context) error {
 	defer cancel()
 	var one int
 	return m.root.QueryRowContext(ctx, "SELECT 1").Scan(&one)
+}
+
+// WithData starts a MySQL server on the data of another one: a tar of /var/lib/mysql, as Take gives it.
+func WithData(data []byte) Option { return func(o *options) { o.data = data } }
+
+// Shell runs a script of an administrator on the server's own machine: mysql and its tools log in as root. It returns
+// what the script has said; the error is of one that has ended badly.
+func (m *MySQLServer) Shell(ctx context.Context, script string) (string, error) {
+	code, out, err := m.container.Exec(ctx, []string{"sh", "-euc", script}, tcexec.WithEnv([]string{"MYSQL_PWD=" + rootPassword}), tcexec.Multiplexed())
+	if err != nil {
+		return "", fmt.Errorf("%s: run a script: %w", m.kind, err)
+	}
+	said, err := io.ReadAll(out)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("%s: a script has ended with %d: %s", m.kind, code, said)
+	}
+	return string(said), err
 }
 
 // Close removes the server and its data.
