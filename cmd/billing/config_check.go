@@ -18,7 +18,7 @@ import (
 func newConfigCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config COMMAND",
-		Short: "Work with the configuration",
+		Short: "Check the configuration",
 		Example: `  billing config check --config config.yaml
   billing config check --config config.yaml --connect`,
 	}
@@ -30,38 +30,43 @@ func newConfigCheckCommand() *cobra.Command {
 	var asJSON, withServers bool
 	cmd := &cobra.Command{
 		Use:   "check",
-		Short: "Check the configuration, with --connect also against the servers",
+		Short: "Check the configuration; with --connect, the servers too",
 		Long: `Checks the file and the environment without a network, and shows the effective
-value of every key and where it comes from, passwords left out. With problems it
-shows all of them, each with its YAML path and line, and exits with 2.
+value of every key and where it comes from, passwords left out. Use it before
+each deployment. With problems it shows all of them, each with its YAML path and
+line.
 
 With --connect it also asks the servers everything that a start asks: brokers,
 topics, rights and tables, whether this is the same deployment as before, and of
 each lane what its next session would be told. It changes nothing, creates no
-topics and joins no group, so it may run before billing migrate, before the first
-start and beside the service. Nothing is waited for: after about 15 s it has
-shown everything that is wrong, in the configuration and on the servers, each
-with its key and the next step; and a table of what was checked.
+topics and joins no group, so it may run before billing migrate, before the
+first start and beside the service. It waits for nothing: after about 15 s it
+has shown everything that is wrong, in the configuration and on the servers,
+each with its key and the next step, and a table of what was checked.
 
-Exit codes with --connect: 0 nothing is wrong (warnings are in no start's way);
-2 the configuration itself has problems, whatever else has; 3 a start would be
-refused; 4 servers can't be reached or say no, and nothing else is wrong.
+Before the first billing migrate all shards are refused with migrations-pending,
+and before the first start the job's topics with topic-missing unless
+first_start is true: that is as it should be.
 
-Before the first billing migrate all shards are refused with migrations-pending:
-that is as it should be.
-
-With --json the answer is one object: ok, file, problems (kind: static, refusal or
+The answer of --json is one object: ok, file, problems (kind: static, refusal or
 unreachable; path, source, reason, what, message, next), warnings, settings, and
-with --connect checks (name, result: ok, warning, problem or not checked; detail).`,
+with --connect checks (name, result: ok, warning, problem or not checked;
+detail).`,
 		Example: `  # before a deployment
   billing config check --config config.yaml --connect
 
   # what the container will see
-  docker run --rm --env-file billing.env -v $PWD:/etc/billing:ro billing config check
+  docker run --rm --env-file billing.env -v "$PWD":/etc/billing:ro \
+    billing config check
 
   # for a script
-  billing config check --config config.yaml --json | jq -r '.problems[].path'
-  billing config check --connect --json | jq -r '.checks[] | select(.result != "ok") | .name'`,
+  billing config check --json | jq -r '.problems[].path'
+  billing config check --connect --json |
+    jq -r '.checks[] | select(.result != "ok") | .name'`,
+		Annotations: exits(`0  nothing is wrong (warnings are in no start's way)
+2  the configuration itself has problems, whatever else has
+3  with --connect: a start would be refused
+4  with --connect: servers can't be reached or say no; nothing else is wrong`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var warnings bytes.Buffer

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -102,6 +103,26 @@ func TestWrongDSN(t *testing.T) {
 		got := run(t, dir, nil, "config", "check")
 		if got.code != 2 || !strings.Contains(got.errOut, "config.yaml:7: shards[0].dsn: is no data source name: ") || strings.Contains(got.errOut, "s3cr3t") || strings.Contains(got.errOut, "Pw") {
 			t.Errorf("%s: exit %d, %s", dsn, got.code, got.errOut)
+		}
+	}
+}
+
+// A start that can't open its admin port says so as a problem of the
+// configuration, with the place and what to do.
+func TestTakenAdminPort(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // it listens at once
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	dir := inDir(t, goodConfig)
+	for listen, next := range map[string]string{
+		l.Addr().String(): "address already in use. Next step: another process listens there, perhaps another instance: end it, or give this one another port",
+		"192.0.2.1:8080":  "Next step: give it an address of this machine, such as :8080",
+	} {
+		got := run(t, dir, []string{"BILLING_ADMIN_LISTEN=" + listen}, "run")
+		if got.code != 2 || got.out != "" || !strings.Contains(got.errOut, "\n  BILLING_ADMIN_LISTEN: admin.listen: the admin port can't be opened at "+listen+": ") || !strings.Contains(got.errOut, next) {
+			t.Errorf("%s: exit %d, %s", listen, got.code, got.errOut)
 		}
 	}
 }

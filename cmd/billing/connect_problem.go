@@ -87,7 +87,7 @@ func problemsOf(c *config.Config, path string, err error) (all []problem) {
 		p.Source = sourceOf(p.Problem)
 		var away *checkpoint.ServerError
 		if errors.As(err, &away) {
-			p.Message, p.What, p.Next = away.Err.Error(), away.What, away.Next
+			p.Message, p.What, p.Next = away.Says(), away.What, away.Next
 			if away.TurnedAway {
 				p.Reason = reasonTurnedAway
 			}
@@ -126,10 +126,21 @@ type checkError struct{ problems []problem }
 
 func (e *checkError) Error() string {
 	lines := make([]string, len(e.problems))
+	static := 0
 	for i, p := range e.problems {
 		lines[i] = p.String()
+		if p.Kind == kindStatic {
+			static++
+		}
 	}
-	return config.Summary(lines)
+	with := "configuration and servers"
+	switch static {
+	case 0:
+		with = "servers"
+	case len(lines):
+		with = "configuration"
+	}
+	return config.Summary(with, lines)
 }
 
 // Unwrap gives what decides the exit code: the configuration's own problems

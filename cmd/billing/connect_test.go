@@ -136,8 +136,13 @@ func TestCheckedText(t *testing.T) {
 	k.Problems = []problem{{Problem: config.Problem{Path: "job", Message: "x"}, Kind: kindStatic}, {Problem: config.Problem{Path: "shards", Message: "y"}, Kind: kindUnreachable, Next: "z"}}
 	k.Checks = []check{{Name: "shard a", Result: resultProblem}, {Name: "lanes", Result: resultNotChecked, Detail: "no broker could be asked"}}
 	err := k.write(&out, io.Discard)
-	if want := "configuration: 2 problems:\n  job: x\n  shards: y. Next step: z"; err == nil || err.Error() != want {
+	if want := "configuration and servers: 2 problems:\n  job: x\n  shards: y. Next step: z"; err == nil || err.Error() != want {
 		t.Errorf("got %v, want %s", err, want)
+	}
+	for with, ps := range map[string][]problem{"configuration": k.Problems[:1], "servers": k.Problems[1:]} {
+		if err := (&checkError{ps}); !strings.HasPrefix(err.Error(), with+": 1 problem:\n") {
+			t.Errorf("got %v, want problems of: %s", err, with)
+		}
 	}
 	if want := "CHECK    RESULT\nshard a  FAILED\nlanes    not checked: no broker could be asked\n"; out.String() != want {
 		t.Errorf("got\n%s\nwant\n%s", out.String(), want)

@@ -20,13 +20,16 @@ const healthTimeout = 5 * time.Second
 func newHealthcheckCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "healthcheck",
-		Short: "Ask the running service for its health",
-		Long: `Asks /healthz on the address of admin.listen and writes what it says. Exits with
-0 while the process lives, even if lanes are stuck (the answer names them), and
-with 4 if it does not answer or says that it is dead inside. Of the configuration
-only admin.listen is looked at. For the container's HEALTHCHECK.`,
+		Short: "Ask the instance on this machine for its health",
+		Long: `Asks /healthz on the address of admin.listen and writes what it says. Use it for
+a container's health check. Lanes that are stuck are no failure: the answer
+names them, and a restart repairs none. Of the configuration only admin.listen
+is looked at.`,
 		Example: `  billing healthcheck --config config.yaml
   BILLING_ADMIN_LISTEN=:9090 billing healthcheck`,
+		Annotations: exits(`0  the process lives, even if lanes are stuck
+2  wrong usage, or admin.listen is wrong
+4  it does not answer, or says that it can do nothing any more`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			listen, err := config.LoadListen(configFlag(cmd))

@@ -25,28 +25,26 @@ func newLookupCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "lookup [PARTITION/OFFSET]",
 		Short: "Say what became of a message: was it billed?",
-		Long: `Says what became of one message of the input topic, by its place, or by the source
-and id of its event. It changes nothing, and may be used beside the service.
+		Long: `Says what became of one message of the input topic, by its place, or by the
+source and id of its event. Use it when somebody asks: did we bill this? It
+changes nothing and may run beside the service.
 
   applied     booked: the row of billing_ledger is shown
-  duplicate   its event was booked before, from another message: that row is shown
+  duplicate   its event was booked before, from another message, which is shown
   conflict    kept, not booked: its id was booked before, with another content
   rejected    kept, not booked: the reason is shown
   waiting     not decided yet; billing status says how far the lane is, and why
   in-doubt    decided, or about to be: a branch with it is prepared
-  no-message  nothing is at this place: it was aborted by its producer, or compacted
-              away, or is a mark of Kafka's own
-  not-booked  by source and id: no message of this event is booked. Whether one was
-              rejected, or waits, can be asked by its place only
-  unknown     the tables can't say: the ledger was off, or the place is from before
-              the job's first offset, or Kafka has deleted the message or is away
+  no-message  nothing is at this place: it was aborted by its producer, or
+              compacted away, or is a mark of Kafka's own
+  not-booked  by source and id: no message of this event is booked. Whether one
+              was rejected, or waits, can be asked by its place only
+  unknown     the tables can't say: the ledger was off, or the job has begun
+              behind the place, or Kafka has deleted the message, or is away
 
-Exits with 0 if it could be said; with 1 if the tables have the message twice; with 3
-if a shard is not the recorded one, or a right is missing; with 4 if a shard could not
-be read, or if Kafka had to be asked and could not be.
-
-The fields of --json: outcome, topic, partition, offset, source, event_id, why, next_step,
-entries (rows of billing_ledger with their shard), kept (of billing_rejects), epoch.`,
+The answer of --json is one object: outcome, topic, partition, offset, source,
+event_id, why, next_step, entries (rows of billing_ledger with their shard),
+kept (of billing_rejects), epoch.`,
 		Example: `  # the message at offset 81234 of partition 3
   billing lookup 3/81234 --config config.yaml
 
@@ -55,6 +53,11 @@ entries (rows of billing_ledger with their shard), kept (of billing_rejects), ep
 
   # for a script
   billing lookup 3/81234 --json | jq -r .outcome`,
+		Annotations: exits(`0  it could be said, whatever it is
+1  the tables have the message twice
+2  wrong usage or configuration
+3  a shard is not the recorded one, or a right is missing
+4  a shard could not be read, or Kafka had to be asked and could not be`),
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			q, err := lookupQuestion(args, source, id)

@@ -100,23 +100,47 @@ func newRootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "billing COMMAND",
 		Short: "Exactly-once billing from Kafka to MySQL",
-		Long: `Exactly-once billing from Kafka to MySQL: reads usage events from a Kafka topic
-and books each charge and credit exactly once in one or more MySQL databases.
+		Long: `Reads usage events from a Kafka topic and books each charge and credit exactly
+once in one or more MySQL databases.
 
-Answers go to stdout, errors to stderr. Exit codes: 0 done and right; 1 a
-difference was found; 2 wrong usage or configuration; 3 refused for safety; 4 a
-server could not be reached or failed.
+Answers go to stdout, errors and progress to stderr. The config.yaml that comes
+with the service explains every key. Each can also be given by an environment
+variable: BILLING_ and its path in upper case with _, such as
+BILLING_KAFKA_TOPIC; lists by comma, BILLING_SHARDS as JSON.
 
-Every key of the configuration can also be given by an environment variable:
-BILLING_ and its path in upper case with _, such as BILLING_KAFKA_TOPIC; lists
-by comma, BILLING_SHARDS as JSON.`,
-		Example: `  billing config check --config config.yaml
+Words:
+  shard        one MySQL database
+  lane         one partition of the input topic
+  epoch        the records of a lane that are booked together; SEQ counts them
+  branch       what an epoch writes on one shard: an XA transaction, prepared
+               until it is committed or rolled back
+  decision     the record in Kafka that makes an epoch booked
+  session      a lane at work on one instance; INCARNATION counts them
+  in doubt     prepared on a shard, and neither committed nor rolled back yet`,
+		Example: `  # the first steps; first_start allows a new job's first start
+  billing config check --config config.yaml
   billing migrate --config config.yaml
-  billing run --config config.yaml`,
+  billing config check --config config.yaml --connect
+  BILLING_FIRST_START=true billing run --config config.yaml
+
+  # what a command does and takes
+  billing status --help`,
+		Annotations: exits(`0  done and right
+1  a difference was found (verify)
+2  wrong usage or configuration
+3  refused for safety: going on could lose or double money
+4  a server could not be reached or failed`),
+		Version:       thisBuild().Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	root.PersistentFlags().String("config", "", "configuration `FILE` (default $"+config.FileVariable+", else "+config.DefaultFile+" if there is one, else the environment alone)")
+	root.PersistentFlags().String("config", "", "configuration `FILE`; without it $"+config.FileVariable+", else "+config.DefaultFile+" if there is one, else the environment alone")
+	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
+		if cmd.Flags().Changed("config") && configFlag(cmd) == "" {
+			return &usageError{errors.New("--config is empty: name a file, or leave it out")}
+		}
+		return nil
+	}
 	root.AddCommand(
 		newRunCommand(),
 		newMigrateCommand(),
@@ -130,34 +154,23 @@ by comma, BILLING_SHARDS as JSON.`,
 		newVersionCommand(),
 	)
 	root.SetHelpCommand(newHelpCommand())
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) {
+		if err := writeHelp(cmd.OutOrStdout(), cmd); err != nil {
+			cmd.PrintErrln("billing: " + err.Error())
+		}
+	})
+	root.SetVersionTemplate("billing {{.Version}}\n")
 	root.CompletionOptions.DisableDefaultCmd = true
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	root.SetFlagErrorFunc(flagError)
 	strict(root)
 	return root
-}
-
-// newHelpCommand is cobra's help command, but one that fails where there is no
-// such command.
-func newHelpCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:     "help [COMMAND]",
-		Short:   "Show what a command takes",
-		Example: "  billing help config check",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			target, rest, err := cmd.Root().Find(args)
-			if err != nil || len(rest) > 0 {
-				return &usageError{fmt.Errorf("no such command: %q", args)}
-			}
-			target.InitDefaultHelpFlag()
-			return target.Help()
-		},
-	}
 }
 
 // strict makes every command line that is not understood an error: cobra by
 // itself answers a group without a command, or with an unknown one, with help
 // and success. Errors from within a command stay as they are.
 func strict(cmd *cobra.Command) {
+	cmd.SuggestionsMinimumDistance = 2
 	if args := cmd.Args; args != nil {
 		cmd.Args = func(c *cobra.Command, a []string) error {
 			if err := args(c, a); err != nil {
@@ -174,11 +187,7 @@ func strict(cmd *cobra.Command) {
 		cmd.DisableFlagsInUseLine = true
 		cmd.RunE = func(c *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				hint := ""
-				if near := c.SuggestionsFor(args[0]); len(near) > 0 {
-					hint = "; did you mean " + near[0] + "?"
-				}
-				return &usageError{fmt.Errorf("unknown command %q for %q%s", args[0], c.CommandPath(), hint)}
+				return noSuchCommand(c, args[0])
 			}
 			return &usageError{fmt.Errorf("a command is missing after %q", c.CommandPath())}
 		}

@@ -8,14 +8,17 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"billing/cmd/billing/config"
 	"billing/internal/checkpoint"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // binary is the real program: what a script sees of it is tested from outside.
@@ -98,7 +101,16 @@ func TestWrongUsageIs2(t *testing.T) {
 	}{
 		{nil, `a command is missing after "billing"`},
 		{[]string{"bogus"}, `unknown command "bogus" for "billing"`},
-		{[]string{"migrat"}, "did you mean migrate?"},
+		{[]string{"migrat"}, "did you mean billing migrate?"},
+		{[]string{"xa", "lst"}, `unknown command "lst" for "billing xa"; did you mean billing xa list?`},
+		{[]string{"resolve"}, "did you mean billing xa resolve?"},
+		{[]string{"check"}, "did you mean billing config check?"},
+		{[]string{"status", "--wach"}, "unknown flag: --wach; did you mean --watch?"},
+		{[]string{"status", "--watch", "--every", "5"}, `--every "5": want a time span with its unit, such as 5s or 1m30s`},
+		{[]string{"status", "--watch=x"}, `--watch "x": want nothing behind it, or true or false`},
+		{[]string{"produce", "--count", "1e3"}, `--count "1e3": want a whole number`},
+		{[]string{"produce", "--skew", "half"}, `--skew "half": want a number such as 0.5`},
+		{[]string{"run", "--config", ""}, "--config is empty: name a file, or leave it out"},
 		{[]string{"--bogus"}, "unknown flag: --bogus"},
 		{[]string{"config"}, `a command is missing after "billing config"`},
 		{[]string{"config", "bogus"}, `unknown command "bogus" for "billing config"`},
@@ -119,12 +131,14 @@ func TestWrongUsageIs2(t *testing.T) {
 		{[]string{"run", "--accept", "offset-reset:events/-1"}, "want a lane of topic events"},
 		{[]string{"run", "--accept", "offset-reset:events/00"}, "want a lane of topic events"},
 		{[]string{"migrate", "--accept", "fingerprint:a"}, `"fingerprint" is no reason that can be accepted`},
+		{[]string{"migrate", "--accept", "offset-reset:events/0"}, "offset-reset can't come up here"},
 		{[]string{"xa"}, `a command is missing after "billing xa"`},
 		{[]string{"xa", "rollback"}, `unknown command "rollback" for "billing xa"`},
 		{[]string{"xa", "list", "--accept", "server-changed:a"}, "unknown flag: --accept"},
 		{[]string{"xa", "resolve", "usage/0"}, `takes no arguments, got ["usage/0"]`},
 		{[]string{"xa", "resolve", "--accept", "group-has-members:billing"}, `"group-has-members" is no reason that can be accepted`},
-		{[]string{"help", "bogus"}, `no such command: ["bogus"]`},
+		{[]string{"help", "bogus"}, `unknown command "bogus" for "billing"`},
+		{[]string{"help", "xa", "lst"}, `did you mean billing xa list?`},
 	} {
 		got := run(t, dir, nil, c.args...)
 		if got.code != 2 || got.out != "" || !strings.HasPrefix(got.errOut, "billing: ") || !strings.Contains(got.errOut, c.says) || !strings.Contains(got.errOut, "--help' for what it takes.") {
@@ -185,21 +199,92 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// Every command explains itself, with examples, on stdout.
-func TestHelpHasExamples(t *testing.T) {
+// Every command explains itself in the same form, on stdout, no wider than a
+// terminal, with examples that are understood as they stand.
+func TestHelp(t *testing.T) {
+	root := newRootCommand()
+	root.InitDefaultHelpCmd()
+	listed := map[string]bool{}
+	for _, p := range purposes {
+		for _, name := range p.commands {
+			listed[name] = true
+			if _, rest, err := root.Find(strings.Fields(name)); err != nil || len(rest) > 0 {
+				t.Errorf("the map of billing --help has %q, which is no command", name)
+			}
+		}
+	}
+	all := 0
 	var each func(cmd *cobra.Command)
 	each = func(cmd *cobra.Command) {
-		args := append(strings.Fields(cmd.CommandPath())[1:], "--help")
-		got := run(t, t.TempDir(), nil, args...)
-		if got.code != 0 || got.errOut != "" || !strings.Contains(got.out, "Usage:") || !strings.Contains(got.out, "Examples:\n  ") || cmd.Short == "" {
-			t.Errorf("%q: exit %d, stderr %q, stdout %q", args, got.code, got.errOut, got.out)
+		all++
+		words := strings.Fields(cmd.CommandPath())[1:]
+		got := run(t, t.TempDir(), nil, append(words, "--help")...)
+		if got.code != 0 || got.errOut != "" || cmd.Short == "" {
+			t.Errorf("%q: exit %d, stderr %q", words, got.code, got.errOut)
 		}
+		for _, section := range []string{"\n\nUsage:\n  billing", "\n\nExamples:\n  ", "\n\nFlags:\n"} {
+			if !strings.Contains(got.out, section) {
+				t.Errorf("%q: no %q in\n%s", words, section, got.out)
+			}
+		}
+		if !cmd.HasSubCommands() || !cmd.HasParent() {
+			section := regexp.MustCompile(`\n\nExit codes:\n((?:  .+\n)+)`).FindStringSubmatch(got.out)
+			if section == nil || !regexp.MustCompile(`(?m)^  0  .+\n(   .+\n)*(  1  .+\n)?  2  `).MatchString(section[1]) {
+				t.Errorf("%q: exit codes: %q", words, section)
+			}
+		}
+		if !cmd.HasSubCommands() && !listed[strings.Join(words, " ")] {
+			t.Errorf("%q: is not in the map of billing --help", words)
+		}
+		for line := range strings.Lines(got.out) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+				t.Errorf("%q: %d columns: %s", words, n, line)
+			}
+		}
+		cmd.Flags().VisitAll(func(f *pflag.Flag) {
+			if f.Usage == "" {
+				t.Errorf("%q: --%s is not described", words, f.Name)
+			}
+		})
+		understood(t, cmd.Example)
 		for _, sub := range cmd.Commands() {
 			each(sub)
 		}
 	}
-	each(newRootCommand())
-	if got := run(t, t.TempDir(), nil, "help", "config", "check"); got.code != 0 || !strings.Contains(got.out, "billing config check [flags]") {
-		t.Errorf("help config check: %+v", got)
+	each(root)
+	if all < 14 {
+		t.Errorf("%d commands only", all)
+	}
+	for _, args := range [][]string{{"help", "config", "check"}, {"help", "xa", "list"}, {"help"}} {
+		if got, want := run(t, t.TempDir(), nil, args...), run(t, t.TempDir(), nil, append(args[1:], "--help")...); got != want || got.code != 0 {
+			t.Errorf("%q: exit %d, %s", args, got.code, got.out)
+		}
+	}
+	if got := run(t, t.TempDir(), nil, "--version"); got.code != 0 || got.out != "billing v1.2.3\n" {
+		t.Errorf("--version: %+v", got)
+	}
+}
+
+// understood tries whether the command lines of an example are understood.
+func understood(t *testing.T, example string) {
+	t.Helper()
+	for line := range strings.Lines(strings.ReplaceAll(example, "\\\n", " ")) {
+		line, _, _ = strings.Cut(line, "|")
+		line, _, _ = strings.Cut(line, ">")
+		words := strings.Fields(line)
+		for len(words) > 0 && strings.HasPrefix(words[0], "BILLING_") {
+			words = words[1:]
+		}
+		if len(words) == 0 || words[0] != "billing" {
+			continue
+		}
+		cmd, rest, err := newRootCommand().Find(words[1:])
+		if err == nil {
+			cmd.InitDefaultHelpFlag()
+			err = cmd.ParseFlags(rest)
+		}
+		if err != nil && !errors.Is(err, pflag.ErrHelp) || cmd.HasSubCommands() && cmd.Name() != "billing" {
+			t.Errorf("%q: %v", line, err)
+		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"billing/internal/checkpoint"
 	"billing/internal/txsink"
 
 	"github.com/spf13/cobra"
@@ -15,18 +16,27 @@ func newMigrateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "migrate",
 		Short: "Create or update the tables on all shards",
-		Long: `Creates or updates the tables on all shards. The databases exist already. It may be
-repeated, also after a failure half-way. It refuses (exit 3) while branches of this
-job are prepared: billing xa resolve ends them, or a start of the version before.
-Other jobs' branches do not matter. Exits with 4 if a server can't be reached.
+		Long: `Creates or updates the tables on all shards. Run it once before the first start,
+and with each new version while the service is stopped. The databases exist
+already. It may be repeated, also after a failure half-way.
 
-After a planned failover of a shard, --accept server-changed:SHARD records the new
-server, as it does for run.`,
-		Example: `  # once before the first start, and with each new version, while the service is stopped
-  billing migrate --config config.yaml
+It refuses while branches of this job are prepared: billing xa resolve ends
+them, or a start of the version before. Other jobs' branches do not matter.
+
+After a planned failover of a shard, --accept server-changed:SHARD records the
+new server, as it does for run.`,
+		Example: `  billing migrate --config config.yaml
 
   # as a MySQL user of its own, who may make tables (docs/grants.md)
-  BILLING_SHARDS='[{"name":"a","dsn_file":"/run/secrets/migrate-a"}]' billing migrate --config config.yaml`,
+  BILLING_SHARDS='[{"name":"a","dsn_file":"/run/secrets/migrate-a"}]' \
+    billing migrate --config config.yaml
+
+  # after a planned failover of shard eu-1
+  billing migrate --config config.yaml --accept server-changed:eu-1`,
+		Annotations: exits(`0  the tables are those of this version
+2  wrong usage or configuration
+3  refused: nothing was changed on the shard that is named
+4  a server could not be reached or failed; run it again`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := loadConfig(configFlag(cmd), cmd.ErrOrStderr())
@@ -35,16 +45,19 @@ server, as it does for run.`,
 			}
 			logger := newLogger(cmd.ErrOrStderr(), c)
 			cfg := sinkConfig(c, logger)
-			if cfg.Accept, err = parseAccept(accept, c, logger); err != nil {
+			accepts, err := parseAccept(accept, c, logger, checkpoint.ReasonServerChanged)
+			if err != nil {
 				return &usageError{err}
 			}
+			cfg.Accept = accepts.accept
 			if err := txsink.Migrate(cmd.Context(), cfg, cmd.OutOrStdout()); err != nil {
 				return fmt.Errorf("migrate: %w", err)
 			}
+			accepts.tellUnused(checkpoint.ReasonServerChanged)
 			return nil
 		},
 	}
-	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT` (may be repeated); see run --help")
+	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT`, which is server-changed:SHARD here; may be repeated")
 	return cmd
 }
 

@@ -87,7 +87,7 @@ func TestTakeoverTellsItsStory(t *testing.T) {
 level=INFO msg="in doubt" lane=in/3 incarnation=8 seq=41 branches="a: epoch 41 of incarnation 7, epoch 41 of incarnation 6; b: nothing"
 level=INFO msg=settled lane=in/3 incarnation=8 seq=41 branches="a: committed epoch 41 of incarnation 7, rolled back epoch 41 of incarnation 6; b: nothing to do" took=1s
 level=INFO msg="dedup state restored" lane=in/3 incarnation=8 seq=41 ids=5 chunks=2 took=1ms
-level=WARN msg="not settled" lane=in/3 incarnation=8 seq=41 branches="a: committed epoch 41 of incarnation 7, gone, or not ended yet: epoch 41 of incarnation 6; b: not asked" took=1s
+level=WARN msg="not settled" lane=in/3 incarnation=8 seq=41 branches="a: committed epoch 41 of incarnation 7, left, or not known to have ended: epoch 41 of incarnation 6; b: not asked" took=1s
 `
 	if out.String() != want {
 		t.Errorf("the log is\n%s\nwant\n%s", &out, want)

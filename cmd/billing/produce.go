@@ -37,41 +37,51 @@ func newProduceCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "produce",
 		Short: "Write a test load whose answer is known",
-		Long: `Writes a load to kafka.topic, made for the configuration: charges and credits of many
-accounts in all forms of a message, repeats, conflicts, and messages that are bad in
-every way. Then it writes, as JSON on stdout, what must come of them on a fresh topic
-and job. It touches no database, but what it writes is booked like anything else: it
-is not for a topic whose bookings matter. The same seed and flags give the same ids,
-accounts, amounts and outcomes; times are relative to the start.
+		Long: `Writes a load to kafka.topic, made for the configuration: charges and credits of
+many accounts in all forms of a message, repeats, conflicts, and messages that
+are bad in every way. Then it writes, as JSON on stdout, what must come of them
+on a fresh topic and job. Use it to try a deployment out. It touches no
+database, but what it writes is booked like anything else: it is not for a topic
+whose bookings matter. The same seed and flags give the same ids, accounts,
+amounts and outcomes; times are relative to the start.
 
   messages             written for good: the sum of the outcomes
-  outcomes             of them applied, duplicate, conflict, rejected: the sums of
+  outcomes             of them applied, duplicate, conflict and rejected: the
+                       sums of applied, duplicates, conflicts and rejected of
                        billing_epoch
   reasons              the rejected ones by their reason in billing_rejects
-  currencies           what the totals of each currency add up to, over all shards
-  transactions         Kafka transactions that were committed; 0: written plainly
-  aborted              Kafka transactions that were aborted, with aborted_messages
-                       messages, which come on top and must leave no trace
+  currencies           what the totals of each currency add up to
+  transactions         Kafka transactions that were committed; 0: none were used
+  aborted              Kafka transactions that were aborted, with
+                       aborted_messages messages, which come on top and must
+                       leave no trace
   seed                 repeats the load
   topic, partitions    where it was written
   started              when
   seconds, messages_per_second
                        how long it took, and how fast it was
-  interrupted          a signal came before all was written; the answer is of what was
+  interrupted          a signal came before all was written; the answer is of
+                       what was
   totals               the rows of billing_totals, of all shards together
 
-SIGTERM and SIGINT end it after what is on its way, with 0. If a message could not be
-written, or if the end of a Kafka transaction is not known, the topic holds an unknown
-part of the load: exit 4, and no answer. It exits with 3 if there is no such topic.`,
+SIGTERM and SIGINT end it after what is on its way. If a message could not be
+written, or if the end of a Kafka transaction is not known, the topic holds an
+unknown part of the load, and there is no answer.`,
 		Example: `  # a quick one, on a fresh topic
   billing produce --config config.yaml --count 100000 > answer.json
   billing verify --config config.yaml --answer answer.json
 
   # an hour of 500 messages a second, most of them for few accounts
-  billing produce --config config.yaml --count 1800000 --rate 500 --accounts 10000 --skew 0.8 > answer.json
+  billing produce --config config.yaml --count 1800000 --rate 500 \
+    --accounts 10000 --skew 0.8 > answer.json
 
-  # in Kafka transactions, a fifth of them aborted once before they are committed
-  billing produce --config config.yaml --count 50000 --aborted 0.2 --seed 7 > answer.json`,
+  # in Kafka transactions, a fifth of them aborted once before they are
+  # committed
+  billing produce --config config.yaml --count 50000 --aborted 0.2 > answer.json`,
+		Annotations: exits(`0  written, or ended by a signal: the answer is of what was written
+2  wrong usage or configuration
+3  there is no such topic
+4  a broker could not be reached or failed: no answer`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			usage := f.check(cmd.Flags())

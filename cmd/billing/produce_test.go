@@ -369,8 +369,8 @@ func TestProduceWrongUsage(t *testing.T) {
 	}
 	dir = inDir(t, goodConfig)
 	for args, says := range map[string]string{
-		"--count 1.5":                    `invalid argument "1.5" for "--count" flag`,
-		"--seed x":                       `invalid argument "x" for "--seed" flag`,
+		"--count 1.5":                    `--count "1.5": want a whole number`,
+		"--seed x":                       `--seed "x": want a whole number`,
 		"--duplicates 0.6 --bad 0.7":     "--duplicates and --bad are 1.3 together",
 		"--aborted 1.1":                  "--aborted is 1.1",
 		"--aborted 0.1 --transactions 0": "--aborted needs Kafka transactions",

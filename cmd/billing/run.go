@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"billing/cmd/billing/config"
@@ -37,34 +37,32 @@ const (
 	idleMove     = time.Minute // an idle lane's offset follows a tail without records
 )
 
-// acceptable is the closed list of what --accept takes, and what it means.
-var acceptable = []struct{ reason, what, meaning string }{
-	{checkpoint.ReasonServerChanged, "SHARD", "the shard is another server than recorded, after a planned failover that lost nothing; the new one is recorded"},
-	{checkpoint.ReasonOffsetReset, "LANE", "drop the offset that an administrator has set for the lane (TOPIC/PARTITION), and go on from the lane's own decision"},
-}
-
 func newRunCommand() *cobra.Command {
 	var accept []string
-	var list strings.Builder
-	for _, a := range acceptable {
-		fmt.Fprintf(&list, "  %s:%s\n      %s\n", a.reason, a.what, a.meaning)
-	}
 	cmd := &cobra.Command{
 		Use:   "run",
-		Short: "Run the service",
-		Long: `Joins the job's consumer group and bills the messages of the lanes that it is given,
-until SIGTERM or SIGINT: then it ends with 0 within 20 s. Any number of instances
-may run with the same configuration.
+		Short: "Run the service: bill messages until it is told to end",
+		Long: `Joins the job's consumer group and bills the messages of the lanes that it is
+given, until SIGTERM or SIGINT. Any number of instances may run with the same
+configuration; they share the lanes.
 
 Servers that can't be reached, at the start or later, are waited for. A refusal
-that concerns the whole job ends the process with 3; one that concerns a lane
-stops that lane, which looks again every minute. /healthz names it.
+that concerns the whole job ends the process; one that concerns a lane stops
+that lane, which looks again every minute: /healthz and billing status name it.
+A new job's first start needs first_start: true.
 
 Refusals that --accept REASON:WHAT overrides, each for one start:
-` + list.String(),
+` + acceptText(),
 		Example: `  billing run --config config.yaml
+
+  # the first instances of a new job
+  BILLING_FIRST_START=true billing run --config config.yaml
+
   # after a planned failover of shard eu-1
   billing run --config config.yaml --accept server-changed:eu-1`,
+		Annotations: exits(`0  it was told to end, and has ended within 20 s
+2  wrong usage or configuration, or the admin port can't be opened
+3  the whole job is refused; the last line says why, and the next step`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := loadConfig(configFlag(cmd), cmd.ErrOrStderr())
@@ -72,7 +70,7 @@ Refusals that --accept REASON:WHAT overrides, each for one start:
 				return err
 			}
 			logger := newLogger(cmd.ErrOrStderr(), c)
-			accepts, err := parseAccept(accept, c, logger)
+			accepts, err := parseAccept(accept, c, logger, checkpoint.ReasonServerChanged, checkpoint.ReasonOffsetReset)
 			if err != nil {
 				return &usageError{err}
 			}
@@ -85,59 +83,18 @@ Refusals that --accept REASON:WHAT overrides, each for one start:
 			return err
 		},
 	}
-	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT` (may be repeated)")
+	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT`, which is one of those above; may be repeated")
 	return cmd
 }
 
-// parseAccept checks the operator's list against the closed one.
-func parseAccept(list []string, c *config.Config, log *slog.Logger) (func(reason, what string) bool, error) {
-	accepted := map[string]bool{}
-	for _, a := range list {
-		reason, what, ok := strings.Cut(a, ":")
-		known := false
-		for _, k := range acceptable {
-			known = known || k.reason == reason
-		}
-		switch {
-		case !known:
-			return nil, fmt.Errorf("--accept %q: %q is no reason that can be accepted; billing run --help lists them", a, reason)
-		case !ok || what == "":
-			return nil, fmt.Errorf("--accept %q: say for what: %s:SHARD or %s:TOPIC/PARTITION", a, checkpoint.ReasonServerChanged, checkpoint.ReasonOffsetReset)
-		}
-		if reason == checkpoint.ReasonServerChanged {
-			named := false
-			for _, s := range c.Shards {
-				named = named || s.Name == what
-			}
-			if !named {
-				return nil, fmt.Errorf("--accept %q: there is no shard %q", a, what)
-			}
-		}
-		if reason == checkpoint.ReasonOffsetReset {
-			n, ok := strings.CutPrefix(what, c.Kafka.Topic+"/")
-			if p, err := strconv.ParseInt(n, 10, 32); !ok || err != nil || strconv.FormatInt(p, 10) != n || p < 0 {
-				return nil, fmt.Errorf("--accept %q: want a lane of topic %s, such as %s/0", a, c.Kafka.Topic, c.Kafka.Topic)
-			}
-		}
-		accepted[a] = true
-	}
-	return func(reason, what string) bool {
-		ok := accepted[reason+":"+what]
-		if ok {
-			log.Warn("refusal accepted by the operator", "reason", reason, "what", what)
-		}
-		return ok
-	}, nil
-}
-
 // runService is the whole service: open, check, run the lanes, let them go.
-func runService(ctx context.Context, c *config.Config, accept func(reason, what string) bool, log *slog.Logger) error {
+func runService(ctx context.Context, c *config.Config, accepts *acceptance, log *slog.Logger) error {
 	log.Info("starting", "version", thisBuild().Version, "commit", thisBuild().Commit, "job", c.Job, "topic", c.Kafka.Topic, "shards", len(c.Shards))
 	view := &view{job: c.Job, interval: c.Checkpoint.Interval, limit: c.Dedup.MaxIDs}
 	metrics := NewMetrics(view.gauges, shardNames(c))
 	port := admin.New(admin.Config{Listen: c.Admin.Listen, Health: view.health, Ready: view.ready, Status: view.instance, Metrics: metrics.Handler(), Logger: log})
 	if err := port.Start(ctx); err != nil {
-		return &usageError{fmt.Errorf("admin.listen: %w", err)}
+		return listenProblem(c, err)
 	}
 	log.Info("admin port open", "address", port.Addr())
 	defer func() {
@@ -155,7 +112,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	})
 
 	sinkCfg := sinkConfig(c, log)
-	sinkCfg.Accept = accept
+	sinkCfg.Accept = accepts.accept
 	sinkCfg.Refused = func(shard, why string) { metrics.ShardRefused(shard, why, 1) }
 	sink, err := txsink.Open(sinkCfg)
 	if err != nil {
@@ -177,6 +134,7 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	for _, warning := range slices.Concat(clockWarnings(c, sink.Facts()), connectionWarnings(sink.Facts())) {
 		log.Warn(warning)
 	}
+	accepts.tellUnused(checkpoint.ReasonServerChanged)
 	var missing time.Time // since when a topic is missing
 	var input consume.Input
 	var found map[int32]string
@@ -208,7 +166,11 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 		return nil
 	}
 
-	job := newJob(c, sink, kafka, input, accept)
+	if err := accepts.inside(c.Kafka.Topic, input.Partitions); err != nil {
+		return &usageError{err}
+	}
+
+	job := newJob(c, sink, kafka, input, accepts.accept)
 	job.Listener = listener(metrics, view, log) //nolint:contextcheck // an event has none
 	// Before joining: a deployment that must not run takes no lanes from one
 	// that may.
@@ -277,6 +239,27 @@ func runService(ctx context.Context, c *config.Config, accept func(reason, what 
 	}
 	log.Info("stopped")
 	return nil
+}
+
+// listenProblem is that the admin port can't be opened.
+func listenProblem(c *config.Config, err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		err = op.Err // the address is said anyway
+	}
+	var call *os.SyscallError
+	if errors.As(err, &call) {
+		err = call.Err
+	}
+	next := "give it an address of this machine, such as :8080"
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		next = "another process listens there, perhaps another instance: end it, or give this one another port"
+	case errors.Is(err, syscall.EACCES):
+		next = "give it a port from 1024 up, such as :8080"
+	}
+	return &config.Error{Problems: []config.Problem{c.Problem("admin.listen",
+		fmt.Sprintf("the admin port can't be opened at %s: %v. Next step: %s", c.Admin.Listen, err, next))}}
 }
 
 func shardNames(c *config.Config) (names []string) {

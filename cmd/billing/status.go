@@ -18,8 +18,8 @@ func newStatusCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Show the lanes: owner, progress, lag, what is stopped and why",
-		Long: `Shows every lane of the job: who has it, the last decision (incarnation, seq and
-next offset), how far it is behind in offsets and in event time, up to when it is
+		Long: `Shows every lane of the job: who has it, the last decision (INCARNATION, SEQ and
+NEXT), how far it is behind in offsets and in event time, up to when it is
 complete, what is in doubt, and for a lane that does not work the reason and the
 next step. It works from any machine that reaches Kafka and MySQL, also when no
 instance runs, and changes nothing anywhere.
@@ -32,24 +32,28 @@ session of the lane would be refused for now.
                   unowned, not asked, assigned, rebalancing or unknown
   NEXT            the first offset that is not decided
   LAG             offsets from there to the end of the partition
-  EVENT-LAG       age of the largest event time that is decided, 0 when no record
-                  waits
+  EVENT-LAG       age of the largest event time that is decided, 0 when no
+                  record waits
   COMPLETE-UP-TO  everything written to the partition before this moment, by
                   Kafka's timestamps, is decided
-  IN-DOUBT        prepared branches on all shards; those of a lane at work are its
-                  epochs in flight
+  IN-DOUBT        prepared branches on all shards; those of a lane at work are
+                  its epochs in flight
 
-Exits with 0 also when lanes are stopped; with 3 if the job as a whole would be
-refused; with 4 if Kafka, a lane's decision or a shard could not be read (an instance
-that does not answer is no error): what is known is shown all the same. Servers that
-are away cost 5 s, and no look takes more than 20.`,
+Servers that are away cost 5 s, and no look takes more than 20. The fields of
+--json are in docs/operating.md.`,
 		Example: `  billing status --config config.yaml
 
   # again every 5 s, until Ctrl-C
   billing status --config config.yaml --watch --every 5s
 
   # lanes that do not work
-  billing status --config config.yaml --json | jq '.lanes[] | select(.reason) | {lane, state, reason, next_step}'`,
+  billing status --config config.yaml --json |
+    jq '.lanes[] | select(.reason) | {lane, state, reason, next_step}'`,
+		Annotations: exits(`0  everything could be read, also when lanes are stopped
+2  wrong usage or configuration
+3  the job as a whole would be refused
+4  Kafka, a lane's decision or a shard could not be read: what is known is
+   shown all the same (an instance that does not answer is no error)`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cmd.Flags().Changed("every") && !watch {
@@ -91,7 +95,7 @@ are away cost 5 s, and no look takes more than 20.`,
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "answer in JSON; with --watch one object a line")
 	cmd.Flags().BoolVar(&watch, "watch", false, "look again and again, until SIGINT")
-	cmd.Flags().DurationVar(&every, "every", 2*time.Second, "how long --watch waits between two looks")
+	cmd.Flags().DurationVar(&every, "every", 2*time.Second, "`SPAN` that --watch waits between two looks")
 	return cmd
 }
 
@@ -119,14 +123,23 @@ func watched(asJSON, terminal bool) (write func(io.Writer, *statusAnswer) error,
 		return func(w io.Writer, a *statusAnswer) error {
 			var b bytes.Buffer // at once: a screen that is being drawn flickers
 			b.WriteString(clearScreen)
-			if err := writeStatus(&b, a); err != nil {
+			if err := writeStatusAt(&b, a); err != nil {
 				return err
 			}
 			_, err := w.Write(b.Bytes())
 			return err //nolint:wrapcheck // as writeStatus
 		}, ""
 	}
-	return writeStatus, "\n"
+	return writeStatusAt, "\n"
+}
+
+// writeStatusAt writes the answer for people who look again and again, with the
+// moment of this look.
+func writeStatusAt(w io.Writer, a *statusAnswer) error {
+	if _, err := fmt.Fprintf(w, "%s\n", a.At.UTC().Format(time.RFC3339)); err != nil {
+		return fmt.Errorf("status: write: %w", err)
+	}
+	return writeStatus(w, a)
 }
 
 // watchStatus looks again and again until ctx ends. What goes wrong in one look

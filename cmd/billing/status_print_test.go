@@ -114,8 +114,8 @@ func TestStatusWatch(t *testing.T) {
 		json, terminal bool
 		between        string
 	}{
-		{false, false, "\n\nusage: "},
-		{false, true, clearScreen + "usage: "},
+		{false, false, "\n\n2026-03-01T12:00:00Z\nusage: "},
+		{false, true, clearScreen + "2026-03-01T12:00:00Z\nusage: "},
 		{true, true, "\n{"},
 	} {
 		synctest.Test(t, func(t *testing.T) {
@@ -162,7 +162,7 @@ func TestStatusUsage(t *testing.T) {
 	}{
 		{[]string{"--every", "5s"}, "--every is how often --watch looks"},
 		{[]string{"--watch", "--every", "1ms"}, "want at least 100ms"},
-		{[]string{"--watch", "--every", "often"}, "invalid argument"},
+		{[]string{"--watch", "--every", "often"}, `--every "often": want a time span with its unit`},
 		{[]string{"in/0"}, "takes no arguments"},
 	} {
 		got := run(t, dir, nil, slices.Concat([]string{"status"}, c.args)...)

@@ -59,7 +59,7 @@ func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
 			default:
 				level, msg = slog.LevelWarn, "not settled" // why, the end of the session says
 			}
-			about(at).Log(context.Background(), level, msg, "branches", perShard(shards, done), "took", took.Round(time.Millisecond))
+			about(at).Log(context.Background(), level, msg, "branches", perShard(shards, func(s *checkpoint.ShardBranches) string { return done(s, err == nil) }), "took", took.Round(time.Millisecond))
 		},
 		Restored: func(lane checkpoint.Lane, d checkpoint.Decision, chunks int, took time.Duration) {
 			m.Restored(took)
@@ -112,8 +112,9 @@ func perShard(shards []checkpoint.ShardBranches, say func(*checkpoint.ShardBranc
 	return strings.Join(parts, "; ")
 }
 
-// done is what was done with a shard's branches.
-func done(s *checkpoint.ShardBranches) string {
+// done is what was done with a shard's branches; settled says that nothing is
+// left to do.
+func done(s *checkpoint.ShardBranches, settled bool) string {
 	var parts []string
 	if len(s.Committed) > 0 {
 		parts = append(parts, "committed "+branchNames(s.Committed))
@@ -125,7 +126,11 @@ func done(s *checkpoint.ShardBranches) string {
 		return slices.Contains(s.Committed, g) || slices.Contains(s.RolledBack, g)
 	})
 	if len(left) > 0 {
-		parts = append(parts, "gone, or not ended yet: "+branchNames(left))
+		what := "left, or not known to have ended: "
+		if settled {
+			what = "ended by others: "
+		}
+		parts = append(parts, what+branchNames(left))
 	}
 	if len(parts) == 0 {
 		return "nothing to do"

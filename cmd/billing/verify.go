@@ -24,39 +24,43 @@ func newVerifyCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "verify",
 		Short: "Compute everything that is booked again, and compare",
-		Long: `Reads all tables of all shards, each shard in one consistent snapshot, and compares:
-the chain of epochs, the equation of outcomes, the digests, the ledger with the
-totals and with the epochs' sums per currency, lanes, kept records, and the shards
-with each other; where Kafka can be reached, also the decisions. It changes nothing
-and may run beside the service.
+		Long: `Reads all tables of all shards, each shard in one consistent snapshot, and
+compares: the chain of epochs, the equation of outcomes, the digests, the ledger
+with the totals and with the epochs' sums per currency, lanes, kept records, and
+the shards with each other; where Kafka can be reached, also the decisions. It
+changes nothing and may run beside the service. Run it daily, after each restore
+and failover, and before the books are closed.
 
-Each difference is one line on stdout: shard, table, key, what is wrong, what was
-expected. A branch that stays prepared is in doubt, which is no difference: the
-service ends it, or billing xa resolve.
+Each difference is one line on stdout: shard, table, key, what is wrong, what
+was expected. A branch that stays prepared is in doubt, which is no difference:
+the service ends it, or billing xa resolve. Without Kafka it says that decisions
+were not compared; that changes no exit code.
 
-With --answer it also compares the tables with what billing produce said must be in
-them: every outcome, reason and total, and nothing else. It first waits until the load
-is booked, for as long as the service goes on booking it.
+With --answer it also compares the tables with what billing produce said must be
+in them: every outcome, reason and total, and nothing else. It first waits until
+the load is booked, for as long as the service goes on booking it.
 
-Exits with 0 if everything is right, 1 if there are differences, 3 if the databases
-are not those of the configuration, 4 if a MySQL server could not be reached or
-failed. Without Kafka it says that decisions were not compared; that changes no exit
-code.
-
-With --json the answer is one object: ok, differences (shard, table, key, wrong,
+The answer of --json is one object: ok, differences (shard, table, key, wrong,
 expected), in_doubt (shard, lane, incarnation, seq, gtrid, decision), notes,
-decisions_compared, answer_compared, checked (what was read), outcomes, booked (by currency).`,
+decisions_compared, answer_compared, checked (what was read), outcomes, booked
+(by currency).`,
 		Example: `  billing verify --config config.yaml
-
-  # as a MySQL user of its own, who may read everything (docs/grants.md)
-  BILLING_SHARDS='[{"name":"a","dsn_file":"/run/secrets/reader-a"}]' billing verify --config config.yaml
 
   # a load on a fresh topic: is everything booked as it must be?
   billing produce --config config.yaml --count 100000 > answer.json
   billing verify --config config.yaml --answer answer.json
 
+  # as a MySQL user of its own, who may read everything (docs/grants.md)
+  BILLING_SHARDS='[{"name":"a","dsn_file":"/run/secrets/reader-a"}]' \
+    billing verify --config config.yaml
+
   # for a script
   billing verify --config config.yaml --json | jq '.differences | length'`,
+		Annotations: exits(`0  everything is right
+1  there are differences
+2  wrong usage or configuration
+3  the databases are not those of the configuration
+4  a MySQL server could not be reached or failed: not everything was compared`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := loadConfig(configFlag(cmd), cmd.ErrOrStderr())

@@ -69,7 +69,8 @@ func newVersionCommand() *cobra.Command {
 		Short: "Show the version and the servers it supports",
 		Example: `  billing version
   billing version --json`,
-		Args: cobra.NoArgs,
+		Annotations: exits("0  always\n2  wrong usage"),
+		Args:        cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			b := thisBuild()
 			if asJSON {

@@ -34,37 +34,40 @@ func newXAListCommand() *cobra.Command {
 		Long: `Lists every branch that is prepared on the shards' MySQL servers, of whoever. It
 changes nothing, and may be used beside the service at work.
 
-Of this job's branches it says lane, incarnation, epoch (SEQ), since when it has been
-prepared (AGE), and what the decision in Kafka says of it (DECISION):
+Of this job's branches it says lane, INCARNATION, epoch (SEQ), since when it has
+been prepared (AGE), and what the decision in Kafka says of it (DECISION):
 
   decided      the decision names it: it is to be committed
   undecided    the decision does not name it: it is to be rolled back
   in-flight    not decided yet: an instance that runs is at work on it
   older        of an epoch before the decided one: the shard has come back older
-  ahead        of a later session or epoch than the decision's: Kafka has lost some
+  ahead        of a later session or epoch than the decision's: Kafka has lost
+               some
   no-decision  Kafka has none for the lane
-  other-topic  of another topic than the configured one, or of one that was created
-               again: neither the service nor xa resolve touches it
+  other-topic  of another topic than the configured one, or of one that was
+               created again: neither the service nor xa resolve touches it
   unknown      the decision could not be read
 
-Others' branches are shown once for each server, as foreign, or as another-job if
-another job of this service has made them. Nobody touches them. XID is the name as XA
-COMMIT and XA ROLLBACK take it; its formatID is 1 where it says none. Never end a
-branch of this job by hand: the service does it, or xa resolve.
-
-Exits with 0 whether or not there are branches; with 4, after the list, if a shard,
-the brokers or a decision could not be asked; with 3 if a shard or a topic is not the
-recorded one, or a right is missing.
+Others' branches are shown once for each server, as foreign, or as another-job
+if another job of this service has made them. Nobody touches them. XID is the
+name as XA COMMIT and XA ROLLBACK take it; its formatID is 1 where it says none.
+Never end a branch of this job by hand: the service does it, or xa resolve.
 
 The fields of --json: job, topic; branches, each with owner (job, another-job,
-unclear, foreign), shard, listed_on (the shards on whose server it is), lane, incarnation, seq,
-prepared_at, age_seconds, offset_from, offset_next, records, decision, why, gtrid (of
-this service's), xid, format_id, gtrid_hex, bqual_hex, as far as they are known; counts,
-by decision and of others by owner; problems.`,
+unclear, foreign), shard, listed_on (the shards on whose server it is), lane,
+incarnation, seq, prepared_at, age_seconds, offset_from, offset_next, records,
+decision, why, gtrid (of this service's), xid, format_id, gtrid_hex, bqual_hex,
+as far as they are known; counts, by decision and of others by owner; problems.`,
 		Example: `  billing xa list --config config.yaml
 
   # is anything left that no instance is at work on?
-  billing xa list --json | jq '.branches[] | select(.owner == "job" and .decision != "in-flight")'`,
+  billing xa list --config config.yaml --json | jq '.branches[] |
+    select(.owner == "job" and .decision != "in-flight")'`,
+		Annotations: exits(`0  all could be asked, whether or not there are branches
+2  wrong usage or configuration
+3  a shard or a topic is not the recorded one, or a right is missing
+4  a shard, the brokers or a decision could not be asked; the list is of the
+   others`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := loadConfig(configFlag(cmd), cmd.ErrOrStderr())
@@ -78,7 +81,7 @@ by decision and of others by owner; problems.`,
 			if asJSON {
 				err = writeJSON(cmd.OutOrStdout(), newBranchesAnswer(c.Job, c.Kafka.Topic, branches, problems, time.Now()))
 			} else {
-				err = writeBranches(cmd.OutOrStdout(), c.Job, branches, time.Now())
+				err = writeBranches(cmd.OutOrStdout(), c.Job, branches, len(problems) > 0, time.Now())
 			}
 			if err != nil {
 				return err
@@ -101,7 +104,9 @@ func orDash(text string) string {
 	return text
 }
 
-func writeBranches(w io.Writer, job string, branches []audit.Branch, now time.Time) error {
+// writeBranches writes the list for people; partial says that not everything
+// could be asked.
+func writeBranches(w io.Writer, job string, branches []audit.Branch, partial bool, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	if len(branches) > 0 {
 		fmt.Fprintln(t, "SHARD\tOWNER\tLANE\tINCARNATION\tSEQ\tAGE\tDECISION\tXID")
@@ -127,7 +132,11 @@ func writeBranches(w io.Writer, job string, branches []audit.Branch, now time.Ti
 	if err := t.Flush(); err != nil {
 		return fmt.Errorf("xa list: write: %w", err)
 	}
-	lines := append(notes, countsText(job, branches))
+	count := countsText(job, branches)
+	if partial {
+		count += "; not everything could be asked, so there may be more"
+	}
+	lines := append(notes, count)
 	if len(branches) > 0 {
 		lines = append([]string{""}, lines...)
 	}

@@ -24,30 +24,33 @@ func newXAResolveCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resolve",
 		Short: "Settle what is in doubt, while no instance runs",
-		Long: `Does for the lanes that are in doubt what an instance does when it starts: it commits
-the branches that the decision names, rolls back the others of this job, and looks that
-every shard has every decided epoch. It reads no messages and books nothing. Use it
-where nothing shall run but nothing may be left prepared: before an update, a migration
-or the move of a database. An instance that starts does the same by itself.
+		Long: `Does for the lanes that are in doubt what an instance does when it starts: it
+commits the branches that the decision names, rolls back the others of this job,
+and looks that every shard has every decided epoch. It reads no messages and
+books nothing. Use it where nothing shall run but nothing may be left prepared:
+before an update, a migration or the move of a database. An instance that starts
+does the same by itself.
 
-It refuses (exit 3) while the consumer group has members: they settle their lanes
-themselves. One that has died stays a member until its kafka.session_timeout is over.
-With nothing in doubt it says so and joins no group. Branches of other applications, of
-other jobs and of other topics are never touched; xa list shows them.
+It refuses while the consumer group has members: they settle their lanes
+themselves. One that has died stays a member until its kafka.session_timeout is
+over. With nothing in doubt it says so and joins no group. Branches of other
+applications, of other jobs and of other topics are never touched; xa list shows
+them. After SIGTERM or SIGINT, or kill -9, what was begun can be begun again.
 
-Exits with 0 when every lane is settled; with 3 if it refuses, or a lane does: the others
-are settled all the same; with 4 if a server can't be reached or fails. After SIGTERM or
-SIGINT, or kill -9, what was begun can be begun again.
-
-Refusals that --accept REASON:WHAT overrides are those of run; see run --help.
-
-The fields of --json: job; lanes, each with lane, result (settled, refused, failed),
-reason and message where it was not settled, incarnation and seq of the decision that it
-was settled by, and shards, each with shard, in_doubt, committed and rolled_back (gtrids);
-other_topics (the number of branches that were left alone).`,
+Refusals that --accept REASON:WHAT overrides:
+` + acceptText() + `
+The fields of --json: job; lanes, each with lane, result (settled, refused,
+failed), reason and message where it was not settled, incarnation and seq of the
+decision that it was settled by, and shards, each with shard, in_doubt,
+committed and rolled_back (gtrids); other_topics (the number of branches that
+were left alone).`,
 		Example: `  # no instance runs, and the last one has died in the middle
   billing xa resolve --config config.yaml
   billing migrate --config config.yaml`,
+		Annotations: exits(`0  every lane is settled, or nothing was in doubt
+2  wrong usage or configuration
+3  refused, or a lane is: the other lanes are settled all the same
+4  a server could not be reached or failed; run it again`),
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := loadConfig(configFlag(cmd), cmd.ErrOrStderr())
@@ -55,7 +58,7 @@ other_topics (the number of branches that were left alone).`,
 				return err
 			}
 			log := newLogger(cmd.ErrOrStderr(), c)
-			accepts, err := parseAccept(accept, c, log)
+			accepts, err := parseAccept(accept, c, log, checkpoint.ReasonServerChanged, checkpoint.ReasonOffsetReset)
 			if err != nil {
 				return &usageError{err}
 			}
@@ -63,6 +66,7 @@ other_topics (the number of branches that were left alone).`,
 			if err != nil {
 				return fmt.Errorf("xa resolve: %w", err)
 			}
+			accepts.tellUnused(checkpoint.ReasonOffsetReset)
 			if asJSON {
 				err = writeJSON(cmd.OutOrStdout(), newResolveAnswer(c.Job, r))
 			} else {
@@ -78,7 +82,7 @@ other_topics (the number of branches that were left alone).`,
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "answer in JSON")
-	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT` (may be repeated)")
+	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT`, which is one of those above; may be repeated")
 	return cmd
 }
 
@@ -107,9 +111,9 @@ func (r *resolution) problem() error {
 
 // resolve settles the lanes that are in doubt. Its own error says that no lane
 // was touched.
-func resolve(ctx context.Context, c *config.Config, accept func(reason, what string) bool, log *slog.Logger) (*resolution, error) {
+func resolve(ctx context.Context, c *config.Config, accepts *acceptance, log *slog.Logger) (*resolution, error) {
 	sinkCfg := sinkConfig(c, log)
-	sinkCfg.Accept = accept
+	sinkCfg.Accept = accepts.accept
 	sink, err := txsink.Open(sinkCfg)
 	if err != nil {
 		return nil, &usageError{err}
@@ -123,7 +127,7 @@ func resolve(ctx context.Context, c *config.Config, accept func(reason, what str
 	}
 	defer kafka.Close()
 
-	job, err := checkedJob(ctx, c, sink, kafka, accept)
+	job, err := checkedJob(ctx, c, sink, kafka, accepts)
 	if err != nil {
 		return nil, err
 	}
@@ -144,7 +148,7 @@ func resolve(ctx context.Context, c *config.Config, accept func(reason, what str
 }
 
 // checkedJob looks that no instance runs, and at the servers as a start does.
-func checkedJob(ctx context.Context, c *config.Config, sink *txsink.Sink, kafka *consume.Client, accept func(reason, what string) bool) (*checkpoint.Job, error) {
+func checkedJob(ctx context.Context, c *config.Config, sink *txsink.Sink, kafka *consume.Client, accepts *acceptance) (*checkpoint.Job, error) {
 	ctx, cancel := context.WithTimeout(ctx, checkWithin)
 	defer cancel()
 	// The shards last: their check records a server that was accepted, and who is
@@ -154,7 +158,7 @@ func checkedJob(ctx context.Context, c *config.Config, sink *txsink.Sink, kafka 
 		return nil, err
 	}
 	if err := kafka.EnsureTopics(ctx, false); err != nil {
-		return nil, err
+		return nil, nothingMade(err)
 	}
 	found, err := kafka.Decisions(ctx, input)
 	if err != nil {
@@ -167,15 +171,35 @@ func checkedJob(ctx context.Context, c *config.Config, sink *txsink.Sink, kafka 
 	if len(members) > 0 {
 		return nil, hasMembers(c.Job, members, "and nothing was changed")
 	}
+	if err := accepts.inside(c.Kafka.Topic, input.Partitions); err != nil {
+		return nil, &usageError{err}
+	}
 	if err := sink.Check(ctx); err != nil {
 		return nil, err
 	}
-	job := newJob(c, sink, kafka, input, accept)
+	accepts.tellUnused(checkpoint.ReasonServerChanged)
+	job := newJob(c, sink, kafka, input, accepts.accept)
 	job.FirstStart = false // no lane starts here
 	if err := job.SameDeployment(found, input.ID, input.Partitions); err != nil {
 		return nil, err
 	}
 	return job, nil
+}
+
+// nothingMade says of topics that are missing what is to be done where none are
+// made, whatever first_start is.
+func nothingMade(err error) error {
+	var all []error
+	for _, err := range checkpoint.Problems(err) {
+		if r := checkpoint.AsRefusal(err); r != nil && r.Reason == checkpoint.ReasonTopicMissing {
+			missing := *r
+			missing.Wrong = "there is no topic of this name, and nothing is made here"
+			missing.Next = "a job that was never started has nothing to settle: start it with billing run; if this one is not new, the topic was lost: restore it"
+			err = &missing
+		}
+		all = append(all, err)
+	}
+	return errors.Join(all...)
 }
 
 // resultOf is what became of a lane in a word, and why.
@@ -210,9 +234,9 @@ func writeResolved(w io.Writer, job string, r *resolution) error {
 			s := &l.Shards[i]
 			committed += len(s.Committed)
 			rolledBack += len(s.RolledBack)
-			what := "did not answer"
+			what := "not asked, or no answer"
 			if s.Answered {
-				what = done(s)
+				what = done(s, l.Err == nil)
 			}
 			fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", l.Lane, result, s.Shard, what)
 		}

@@ -222,6 +222,9 @@ func (s *settler) settle(ctx context.Context, l *settled, stopped chan struct{})
 // end notes what became of a lane, mu held.
 func (s *settler) end(l *settled, err error) {
 	l.ended, l.Err = true, err
+	if err != nil && checkpoint.AsRefusal(err) == nil && !strings.Contains(err.Error(), "Next step: ") {
+		l.Err = fmt.Errorf("%w. Next step: see to the server that it names, and run it again: what was begun can be begun again", err)
+	}
 	select {
 	case s.changed <- struct{}{}:
 	default: // who waits has not looked since the last one

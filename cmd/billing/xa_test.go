@@ -41,7 +41,7 @@ func branchesToWrite(now time.Time) []audit.Branch {
 func TestWriteBranches(t *testing.T) {
 	now := time.Now()
 	var out bytes.Buffer
-	if err := writeBranches(&out, "billing", branchesToWrite(now), now); err != nil {
+	if err := writeBranches(&out, "billing", branchesToWrite(now), false, now); err != nil {
 		t.Fatal(err)
 	}
 	want := `SHARD OWNER LANE INCARNATION SEQ AGE DECISION XID
@@ -59,7 +59,11 @@ prepared branches of job billing: 3 (1 decided, 1 older, 1 other-topic); of othe
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	out.Reset()
-	if err := writeBranches(&out, "billing", nil, now); err != nil || out.String() != "prepared branches of job billing: 0; of other jobs: 0; foreign: 0\n" {
+	if err := writeBranches(&out, "billing", nil, true, now); err != nil || !strings.HasSuffix(out.String(), "foreign: 0; not everything could be asked, so there may be more\n") {
+		t.Errorf("nobody answers: %q, %v", out.String(), err)
+	}
+	out.Reset()
+	if err := writeBranches(&out, "billing", nil, false, now); err != nil || out.String() != "prepared branches of job billing: 0; of other jobs: 0; foreign: 0\n" {
 		t.Errorf("none: %q, %v", out.String(), err)
 	}
 }
@@ -137,7 +141,7 @@ func TestWriteResolved(t *testing.T) {
 usage/0 settled eu-0 committed epoch 10 of incarnation 5
 usage/0 settled eu-1 nothing to do
 usage/1 refused (lost-epoch) eu-0 rolled back epoch 10 of incarnation 5
-usage/1 refused (lost-epoch) eu-1 did not answer
+usage/1 refused (lost-epoch) eu-1 not asked, or no answer
 usage/2 failed - no branch was touched
 
 lanes: 1 settled, 1 refused, 1 failed; branches: 1 committed, 1 rolled back
@@ -147,6 +151,13 @@ left alone, of other topics: 2 prepared branches of job billing; billing xa list
 	}
 	if err := r.problem(); exitCode(err) != exitRefused || !strings.Contains(err.Error(), "lane usage/1: ") || !strings.Contains(err.Error(), "lane usage/2: no brokers") {
 		t.Errorf("%v", err)
+	}
+	// What is left of a lane that is not settled may be prepared still.
+	left := checkpoint.ShardBranches{Shard: "eu-0", Answered: true, InDoubt: []checkpoint.GTRID{ownGTRID}}
+	for settled, want := range map[bool]string{true: "ended by others: epoch 10 of incarnation 5", false: "left, or not known to have ended: epoch 10 of incarnation 5"} {
+		if got := done(&left, settled); got != want {
+			t.Errorf("settled %t: %q, want %q", settled, got, want)
+		}
 	}
 	r.lanes = r.lanes[:1]
 	if err := r.problem(); err != nil {

@@ -7,7 +7,7 @@
 
 CREATE DATABASE IF NOT EXISTS billing;
 
--- For looking: billing verify, status, xa list, and your own queries. It writes nothing.
+-- For looking: billing verify, lookup, status, xa list, and your own queries. It writes nothing.
 CREATE USER IF NOT EXISTS 'billing_reader'@'%' IDENTIFIED BY 'change-me';
 GRANT XA_RECOVER_ADMIN ON *.* TO 'billing_reader'@'%';
 GRANT SELECT ON billing.* TO 'billing_reader'@'%';

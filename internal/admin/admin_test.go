@@ -233,7 +233,7 @@ func TestListenErrorIsClear(t *testing.T) {
 	if err == nil {
 		t.Fatal("started on a taken port")
 	}
-	for _, want := range []string{"admin port: can't listen on " + l.Addr().String(), "admin.listen", "address already in use"} {
+	for _, want := range []string{"admin port: ", l.Addr().String(), "address already in use"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q does not say %q", err, want)
 		}

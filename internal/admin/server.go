@@ -74,7 +74,7 @@ func (s *Server) Start(ctx context.Context) error {
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, "tcp", s.cfg.Listen)
 	if err != nil {
-		return fmt.Errorf("admin port: can't listen on %s (is another instance running here? admin.listen sets the address): %w", s.cfg.Listen, err)
+		return fmt.Errorf("admin port: %w", err)
 	}
 	s.listen = l
 	go func() {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"iter"
 	"slices"
+	"strings"
 )
 
 // Scope says what a Refusal stops.
@@ -53,10 +54,21 @@ type ServerError struct {
 
 func (e *ServerError) Error() string {
 	if e.Next == "" {
-		return e.Err.Error()
+		return e.Says()
 	}
-	return e.Err.Error() + ". Next step: " + e.Next
+	return e.Says() + ". Next step: " + e.Next
 }
+
+// Says is what has happened, in words for who runs the service.
+func (e *ServerError) Says() string { return libraryWords.Replace(e.Err.Error()) }
+
+// libraryWords are what libraries say of a server that is away.
+var libraryWords = strings.NewReplacer(
+	"context deadline exceeded", "no answer in time",
+	"i/o timeout", "no answer in time",
+	"unable to dial: dial tcp: lookup ", "look up ", "unable to dial: dial tcp ", "connect to ",
+	"connect: dial tcp: lookup ", "connect: look up ", "connect: dial tcp ", "connect to ",
+)
 
 func (e *ServerError) Unwrap() error { return e.Err }
 

@@ -83,3 +83,19 @@ func TestAnotherDeploymentSaysAllThatDiffers(t *testing.T) {
 		t.Errorf("another job's: %v", r)
 	}
 }
+
+// What libraries say of a server that is away is told in plain words.
+func TestServerErrorSays(t *testing.T) {
+	for said, want := range map[string]string{
+		"shard a: connect: dial tcp 10.0.0.1:3306: connect: connection refused": "shard a: connect to 10.0.0.1:3306: connect: connection refused",
+		"kafka: list: unable to dial: dial tcp: lookup k: no such host":         "kafka: list: look up k: no such host",
+		"shard a: connect: context deadline exceeded":                           "shard a: connect: no answer in time",
+		"kafka: list: read tcp 1:2->3:4: i/o timeout":                           "kafka: list: read tcp 1:2->3:4: no answer in time",
+	} {
+		cause := errors.New(said)
+		err := &ServerError{Err: cause, Next: "wait"}
+		if got := err.Error(); got != want+". Next step: wait" || !errors.Is(err, cause) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}

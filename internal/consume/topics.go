@@ -103,7 +103,7 @@ func (c *Client) CheckTopics(ctx context.Context, input Input, create bool) (abs
 
 func missingTopic(name string) *checkpoint.Refusal {
 	return refuse(checkpoint.ReasonTopicMissing, name,
-		"if this job is new, set first_start: true; if not, the topic was lost: restore it",
+		"before a job's first start that is as it should be: set first_start: true, and the start creates it; if the job is not new, the topic was lost: restore it",
 		"there is no topic of this name, and first_start is off")
 }
 

@@ -284,7 +284,7 @@ func connection(dsn string, cfg *Config) (*mysql.Config, error) {
 	}
 	c, err := parseDSN(dsn)
 	if err != nil {
-		return nil, errDSN
+		return nil, unreadable(dsn)
 	}
 	if c.DBName == "" {
 		return nil, errors.New("dsn: no database: want user:password@tcp(host:port)/database")
@@ -327,6 +327,31 @@ func connection(dsn string, cfg *Config) (*mysql.Config, error) {
 		return nil, fmt.Errorf("dsn: %w", err)
 	}
 	return c, nil
+}
+
+// valueForms are what the driver's own parameters look like that have a form.
+var valueForms = map[string]string{
+	"timeout": "such as 5s", "readTimeout": "such as 30s", "writeTimeout": "such as 30s",
+	"tls": "true, skip-verify or preferred", "loc": "the name of a time zone", "maxAllowedPacket": "a number of bytes",
+	"strict": "not taken any more: remove it", "allowOldPasswords": "true or false", "allowNativePasswords": "true or false",
+	"allowCleartextPasswords": "true or false", "allowFallbackToPlaintext": "true or false", "allowAllFiles": "true or false",
+	"checkConnLiveness": "true or false", "clientFoundRows": "true or false", "columnsWithAlias": "true or false", "compress": "true or false",
+	"interpolateParams": "true or false", "multiStatements": "true or false", "parseTime": "true or false", "rejectReadOnly": "true or false",
+}
+
+// unreadable says why the driver can't read a DSN: by the name of a parameter of
+// its own, if that is it, and never by a value.
+func unreadable(dsn string) error {
+	_, parameters, _ := strings.Cut(dsn[strings.LastIndexByte(dsn, '/')+1:], "?")
+	for p := range strings.SplitSeq(parameters, "&") {
+		name, _, _ := strings.Cut(p, "=")
+		if form, known := valueForms[name]; known {
+			if _, err := parseDSN("/x?" + p); err != nil {
+				return fmt.Errorf("dsn: the value of its parameter %s can't be used: it is %s", name, form)
+			}
+		}
+	}
+	return errDSN
 }
 
 // parseDSN is mysql.ParseDSN, which panics for the parameter strict.

@@ -397,7 +397,7 @@ func TestConnectSaysEverythingAtOnce(t *testing.T) {
 	// As text: the same, each with its place.
 	p := w.command("config", "check", "--connect")
 	p.mustExit(2)
-	for _, want := range []string{"CHECK", "shard s1", "FAILED", "billing: configuration: 10 problems:\n",
+	for _, want := range []string{"CHECK", "shard s1", "FAILED", "billing: configuration and servers: 10 problems:\n",
 		".yaml:9: shards[0].dsn: refused (shard-unfit) s0: the user " + w.user(0) + " lacks rights: UPDATE on billing_lane", ".yaml:11: shards[1].dsn: shard s1: connect: Error 1045",
 		".yaml:3: kafka.brokers[1]: kafka: ask 127.0.0.1:1: ", ".yaml:6: kafka.transaction_timeout: refused (transaction-timeout) broker 1: ", ". Next step: "} {
 		if err := contains(p.output(), want); err != nil {

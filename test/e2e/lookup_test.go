@@ -31,7 +31,7 @@ type looked struct {
 
 func (w *world) lookup(code int, args ...string) (a looked) {
 	w.t.Helper()
-	cmd := exec.Command(shared.binary, append([]string{"lookup", "--json", "--config", w.config}, args...)...)
+	cmd := exec.Command(shared.binary, append([]string{"lookup", "--json", "--config", w.configFor([]string{"lookup"})}, args...)...)
 	cmd.Env = environ()
 	out, err := cmd.Output()
 	if got := cmd.ProcessState.ExitCode(); got != code {

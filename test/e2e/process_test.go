@@ -68,7 +68,7 @@ func (w *world) configFor(args []string) string {
 	switch {
 	case args[0] == "migrate":
 		as = servers.AsMigrate
-	case args[0] != "verify" && args[0] != "status" && !slices.Equal(args[:min(2, len(args))], []string{"xa", "list"}):
+	case !slices.Contains([]string{"verify", "lookup", "status"}, args[0]) && !slices.Equal(args[:min(2, len(args))], []string{"xa", "list"}):
 		return w.config
 	}
 	f, err := os.CreateTemp(w.dir, args[0]+"-*.yaml")

@@ -77,7 +77,7 @@ func (w *world) move(shard int, to *servers.MySQLServer) {
 	w.t.Helper()
 	dsn := at(w.t, w.dsns[shard], to.Addr(), 0)
 	w.edit(w.dsns[shard], dsn)
-	db, err := sql.Open("mysql", dsn)
+	db, err := sql.Open("mysql", servers.AsRoot(dsn))
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -215,7 +215,7 @@ func TestRefusalTable(t *testing.T) {
 func acceptedReasons(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
-	ast.Inspect(goFile(t, "cmd/billing/run.go").file, func(n ast.Node) bool {
+	ast.Inspect(goFile(t, "cmd/billing/accept.go").file, func(n ast.Node) bool {
 		spec, ok := n.(*ast.ValueSpec)
 		if !ok || spec.Names[0].Name != "acceptable" {
 			return true

@@ -50,7 +50,11 @@ func TestCheckRefusesSettingsThatLoseMoney(t *testing.T) {
 			}
 		}
 		set(c.bad)
-		wantRefusal(t, s.Check(t.Context()), c.reason, "only", c.words...)
+		err := s.Check(t.Context())
+		wantRefusal(t, err, c.reason, "only", c.words...)
+		if n := len(checkpoint.Problems(err)); n != 1 {
+			t.Errorf("%s = %s: %d problems of one cause: %v", c.variable, c.bad, n, err)
+		}
 		set(c.good)
 		if err := s.Check(t.Context()); err != nil {
 			t.Errorf("%s = %s: %v", c.variable, c.good, err)

@@ -31,8 +31,9 @@ type Config struct {
 	FirstStart bool       `mapstructure:"first_start"` // a lane may start where Kafka and MySQL both know nothing of it
 
 	sources  map[string]source
-	from     string    // the file, "" without one
-	problems []Problem // see Usable
+	from     string          // the file, "" without one
+	problems []Problem       // see Usable
+	wrong    map[string]bool // likewise: paths whose value can't be used
 }
 
 // Kafka says where the messages come from.
@@ -40,9 +41,9 @@ type Kafka struct {
 	Brokers            []string      `mapstructure:"brokers"`             // host:port of some brokers
 	Topic              string        `mapstructure:"topic"`               // the input
 	SessionTimeout     time.Duration `mapstructure:"session_timeout"`     // how long a dead instance's lanes stand still
-	MaxBatchBytes      int           `mapstructure:"max_batch_bytes"`     // what one batch may decompress to
 	TransactionTimeout time.Duration `mapstructure:"transaction_timeout"` // after it the broker aborts an owner that is gone
 	InstanceID         string        `mapstructure:"instance_id"`         // static membership; "" is off
+	MaxBatchBytes      int           `mapstructure:"max_batch_bytes"`     // what one batch may decompress to
 }
 
 // Shard is one MySQL database that holds a part of the accounts.

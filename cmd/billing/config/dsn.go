@@ -3,7 +3,9 @@ package config
 import (
 	"errors"
 	"net"
+	"strconv"
 	"strings"
+	"unicode"
 )
 
 // target is what a DSN says without its secrets.
@@ -44,7 +46,7 @@ func (d DSN) split() (target, error) {
 	s := d.Reveal()
 	slash := strings.LastIndexByte(s, '/')
 	if slash < 0 {
-		return target{}, errors.New("there is no / before the database's name: " + dsnForm)
+		return target{}, errors.New("there is no / before the database's name (a # or a colon with a space behind it wants quotes around the whole): " + dsnForm)
 	}
 	name, _, _ := strings.Cut(s[slash+1:], "?")
 	left := s[:slash]
@@ -63,8 +65,12 @@ func (d DSN) split() (target, error) {
 		if t.address == "" {
 			t.address = "127.0.0.1"
 		}
-		if _, _, err := net.SplitHostPort(t.address); err != nil {
-			t.address = net.JoinHostPort(strings.Trim(t.address, "[]"), "3306")
+		_, port, err := net.SplitHostPort(t.address)
+		if err != nil {
+			t.address, port = net.JoinHostPort(strings.Trim(t.address, "[]"), "3306"), "3306"
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return target{}, errors.New("the port is no number from 1 to 65535: " + dsnForm)
 		}
 	case "unix":
 		if t.address == "" {
@@ -72,11 +78,19 @@ func (d DSN) split() (target, error) {
 		}
 	default:
 		// What stands here may be a piece of a password with an @ in it.
-		return target{}, errors.New("the network is neither tcp nor unix: " + dsnForm)
+		what := "host and port are not in tcp( and )"
+		if strings.Contains(s, "://") {
+			what = "it is a URL, which is another form"
+		} else if strings.HasPrefix(left, "tcp(") || strings.HasPrefix(left, "unix(") {
+			what = "there is something between ) and /"
+		}
+		return target{}, errors.New(what + ": " + dsnForm)
 	}
 	switch {
 	case t.name == "" || strings.ContainsAny(t.name, "@():"):
 		return target{}, errors.New("names no database: " + dsnForm)
+	case strings.ContainsFunc(t.name, unicode.IsSpace):
+		return target{}, errors.New("the database's name has a space in it: " + dsnForm)
 	case t.user == "":
 		return target{}, errors.New("names no user: " + dsnForm)
 	}

@@ -10,7 +10,7 @@ import (
 
 const day = 24 * time.Hour
 
-var errDuration = errors.New("want a time span with its unit, such as 500ms, 10s, 5m, 1h30m, 35d or 1d12h")
+var errDuration = errors.New("write whole numbers, each with its unit (ms, s, m, h or d), without spaces, such as 500ms, 10s, 5m, 1h30m, 35d or 1d12h")
 
 // parseDuration reads Go's form of a duration, with whole days before it: 35d,
 // 1d12h.

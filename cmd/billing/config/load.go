@@ -47,6 +47,11 @@ func Load(path string, warn io.Writer, checkDSN func(dsn string) error) (*Config
 // Usable reports whether the value at a path has no problem, nor what it is made
 // of or a part of.
 func (c *Config) Usable(path string) bool {
+	for p := range c.wrong { // also what was given under a wrong name
+		if under(p, path) || under(path, p) {
+			return false
+		}
+	}
 	return !slices.ContainsFunc(c.problems, func(p Problem) bool { return under(p.Path, path) || under(path, p.Path) })
 }
 
@@ -84,11 +89,16 @@ func load(path string, warn io.Writer, checkDSN func(string) error) (*Config, []
 		return nil, []Problem{{File: file, Line: bad.line, Message: bad.msg}}
 	case root == nil: // an empty file
 	case root.kind != isMapping:
-		return nil, []Problem{{File: file, Line: root.line, Message: "want a mapping of keys, got " + root.kind.String()}}
+		return nil, []Problem{{File: file, Line: root.line, Message: "want keys with values, such as job: billing; got " + root.kind.String()}}
 	default:
 		r.mapping(root, reflect.TypeFor[Config](), "", func(path string, _ []int, v reflect.Value) {
 			nest(given, path, v.Interface())
 		})
+	}
+	for _, path := range r.meant {
+		if _, given := r.sources[path]; !given {
+			r.wrong[path] = true // it is not missing, too
+		}
 	}
 	c, err := merge(r, given)
 	if err != nil {
@@ -98,6 +108,9 @@ func load(path string, warn io.Writer, checkDSN func(string) error) (*Config, []
 	warnUnknown(warn)
 	k := &check{c: c, r: r, dsnCheck: checkDSN}
 	k.all()
+	if len(r.problems) > 0 {
+		c.wrong = r.wrong
+	}
 	return c, r.problems
 }
 
@@ -106,24 +119,33 @@ func load(path string, warn io.Writer, checkDSN func(string) error) (*Config, []
 func find(path string) (string, []byte, error) {
 	asked := true
 	if path == "" {
-		path = os.Getenv(FileVariable)
+		var set bool
+		if path, set = os.LookupEnv(FileVariable); set && path == "" {
+			return "", nil, fmt.Errorf("%s is set to nothing: name a file, or unset it", FileVariable)
+		}
 	}
 	if path == "" {
 		path, asked = DefaultFile, false
 	}
+	b, err := readAtMost(path, maxSource)
+	switch {
+	case err == nil:
+		return path, b, nil
+	case !asked && errors.Is(err, fs.ErrNotExist):
+		return "", nil, nil
+	}
+	return path, nil, fmt.Errorf("can't be read: %w; name the file with --config or %s", reason(err), FileVariable)
+}
+
+// readAtMost reads a file, and one byte more than most of one that is longer: it
+// may be a device.
+func readAtMost(path string, most int64) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		if !asked && errors.Is(err, fs.ErrNotExist) {
-			return "", nil, nil
-		}
-		return path, nil, fmt.Errorf("can't be read: %w; name the file with --config or %s", reason(err), FileVariable)
+		return nil, err
 	}
 	defer f.Close() //nolint:errcheck // it is only read
-	b, err := io.ReadAll(io.LimitReader(f, maxSource+1))
-	if err != nil {
-		return path, nil, fmt.Errorf("can't be read: %w", reason(err))
-	}
-	return path, b, nil
+	return io.ReadAll(io.LimitReader(f, most+1))
 }
 
 // reason is err without the path, which the message names already.
@@ -191,13 +213,23 @@ func (r *reading) environment(k leaf, text string) (reflect.Value, bool) {
 	r.at(k.path, 0)
 
 	v := reflect.New(k.typ).Elem()
+	text = strings.TrimSpace(text)
+	wrong := func(format string, args ...any) (reflect.Value, bool) {
+		r.fail(k.path, 0, format, args...)
+		return v, false
+	}
 	switch {
+	case text == "" && (examples[k.path] != "" || example(k.path) != ""):
+		return wrong("is set to nothing: give it a value, such as %s, or unset it", variableExample(k))
+	case len(text) > 1 && (text[0] == '"' || text[0] == '\'') && text[0] == text[len(text)-1]:
+		return wrong("is in quotes, which are a part of the value here: remove them (a file for docker --env-file takes none)")
 	case k.typ.Kind() != reflect.Slice:
-		if msg := parse(strings.TrimSpace(text), v); msg != "" {
-			r.fail(k.path, 0, "%s", msg)
-			return v, false
+		if msg := parse(text, v, k.path); msg != "" {
+			return wrong("%s", msg)
 		}
 		return v, true
+	case k.typ.Elem().Kind() == reflect.String && (strings.HasPrefix(text, "[\"") || !strings.Contains(text, ",") && strings.ContainsAny(text, " ;")):
+		return wrong("%s: items are separated by commas, such as %s", show(text), variableExample(k))
 	case k.typ.Elem().Kind() == reflect.String:
 		list := &node{kind: isList}
 		for item := range strings.SplitSeq(text, ",") {
@@ -207,10 +239,18 @@ func (r *reading) environment(k leaf, text string) (reflect.Value, bool) {
 	}
 	n, bad := readJSON(text)
 	if bad != nil {
-		r.fail(k.path, 0, `%s; want a list such as [{"name":"a","dsn":"user:password@tcp(host:3306)/database"}]`, bad.msg)
-		return v, false
+		return wrong(`%s; want a list such as [{"name":"a","dsn":"user:password@tcp(host:3306)/database"}], each text in double quotes`, bad.msg)
 	}
 	return r.value(n, k.typ, k.path, 0)
+}
+
+// variableExample is a value of a key as its variable has it.
+func variableExample(k leaf) string {
+	text := example(k.path)
+	if k.typ.Kind() == reflect.Slice && k.typ.Elem().Kind() == reflect.String {
+		text = strings.ReplaceAll(strings.Trim(text, "[]"), ", ", ",")
+	}
+	return text
 }
 
 // nest puts v at the path a.b.c of nested maps.
@@ -242,14 +282,18 @@ func warnUnknown(warn io.Writer) {
 	slices.Sort(environ)
 	for _, e := range environ {
 		name, _, _ := strings.Cut(e, "=")
-		if !strings.HasPrefix(name, variablePrefix) || known[name] {
+		upper := strings.ToUpper(name)
+		if !strings.HasPrefix(upper, variablePrefix) || known[name] {
 			continue
 		}
-		hint := ""
+		hint, near := "", 3
 		for _, k := range slices.Sorted(maps.Keys(known)) {
-			if distance(name, k) <= 2 {
-				hint = "; did you mean " + k + "?"
-				break
+			d := Apart(upper, k)
+			if d >= 3 && strings.HasPrefix(k, upper+"_") {
+				d = 2
+			}
+			if d < near {
+				hint, near = "; did you mean "+k+"?", d
 			}
 		}
 		fmt.Fprintf(warn, "warning: %s: not a variable of this service, ignored%s\n", name, hint)

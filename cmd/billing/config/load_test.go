@@ -315,6 +315,12 @@ func TestUsablePartBesideProblems(t *testing.T) {
 			t.Errorf("got %q, want %q", got, want)
 		}
 	}
+	// What was given under a wrong name is not there, and what is there beside one is.
+	inFile(t, strings.NewReplacer("job:", "jobs:", "topic: events", "topic: events\n  topics: x").Replace(good))
+	c, err = Load("", io.Discard, nil)
+	if !errors.As(err, &wrong) || len(wrong.Problems) != 2 || c.Usable("job") || !c.Usable("kafka.topic") || !c.Usable("kafka.brokers") {
+		t.Errorf("%v: job usable %t, kafka.topic %t", err, c.Usable("job"), c.Usable("kafka.topic"))
+	}
 	inFile(t, "job: [")
 	if c, err := Load("", io.Discard, nil); c != nil || !errors.As(err, &wrong) {
 		t.Errorf("nothing could be read: %v, %v", c, err)

@@ -44,17 +44,25 @@ func (e *Error) Error() string {
 	for i, p := range e.Problems {
 		lines[i] = p.String()
 	}
-	return Summary(lines)
+	return Summary("configuration", lines)
 }
 
-// Summary is the text of problems, one a line.
-func Summary(problems []string) string {
+// Summary is the text of problems with something, one a line.
+func Summary(with string, problems []string) string {
 	n := "1 problem"
 	if len(problems) != 1 {
 		n = fmt.Sprintf("%d problems", len(problems))
 	}
-	return "configuration: " + n + ":\n  " + strings.Join(problems, "\n  ")
+	rest := ""
+	if more := len(problems) - mostShown; more > 0 {
+		problems, rest = problems[:mostShown], fmt.Sprintf("\n  and %d more; billing config check --json has all", more)
+	}
+	return with + ": " + n + ":\n  " + strings.Join(problems, "\n  ") + rest
 }
+
+// mostShown is how many problems a person gets to see at once: more are of a
+// wrong file.
+const mostShown = 100
 
 func sortProblems(ps []Problem) {
 	rank := func(p Problem) int {

@@ -69,11 +69,11 @@ func (k *check) required(path string, empty bool) bool {
 		_, given := k.r.sources[path]
 		switch {
 		case given:
-			k.fail(path, "is empty")
+			k.fail(path, "is empty: give it a value, such as %s", example(path))
 		case k.c.from == "":
 			k.fail(path, "is missing: there is no default and no %s here; name the file with --config, or give the key as %s", DefaultFile, variableOf(path))
 		default:
-			k.fail(path, "is missing: there is no default; give it here or as %s", variableOf(path))
+			k.fail(path, "is missing: there is no default; give it here, such as %s: %s, or as %s", path[strings.LastIndexByte(path, '.')+1:], example(path), variableOf(path))
 		}
 	}
 	return !empty
@@ -103,10 +103,10 @@ func (k *check) kafka() {
 			}
 			if msg := address(b, false); msg != "" {
 				k.fail(path, "%s", msg)
-			} else if first, twice := seen[b]; twice {
+			} else if first, twice := seen[strings.ToLower(b)]; twice {
 				k.fail(path, "%s is the same as kafka.brokers[%d]", show(b), first)
 			}
-			seen[b] = i
+			seen[strings.ToLower(b)] = i
 		}
 	}
 	if k.required("kafka.topic", c.Topic == "") {
@@ -117,7 +117,7 @@ func (k *check) kafka() {
 			// Kafka refuses topics whose names differ only in . and _.
 			for _, own := range []string{k.c.Job + ".decision", k.c.Job + ".state"} {
 				if strings.ReplaceAll(c.Topic, "_", ".") == own {
-					k.fail("kafka.topic", "%s is, or collides with, the job's own topic %s: rename the job", show(c.Topic), own)
+					k.fail("kafka.topic", "%s is, or collides with, the job's own topic %s: name the topic that the messages come in, or rename the job", show(c.Topic), own)
 				}
 			}
 		}
@@ -204,6 +204,8 @@ func (k *check) messages() {
 			k.fail("message.type_prefix", "%s: want something before the dot, such as com.example.billing.", show(c.TypePrefix))
 		case len(c.TypePrefix) > maxPrefix:
 			k.fail("message.type_prefix", "is longer than %d bytes", maxPrefix)
+		case strings.HasSuffix(c.TypePrefix, ".v1.") && (strings.HasSuffix(c.TypePrefix, "charge.v1.") || strings.HasSuffix(c.TypePrefix, "credit.v1.")):
+			k.fail("message.type_prefix", "%s: charge.v1 and credit.v1 are added to it: want what is before them, such as %s", show(c.TypePrefix), example("message.type_prefix"))
 		case !utf8.ValidString(c.TypePrefix) || strings.ContainsFunc(c.TypePrefix, func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) }):
 			k.fail("message.type_prefix", "%s: no spaces or control characters", show(c.TypePrefix))
 		}
@@ -233,7 +235,18 @@ func address(s string, listen bool) string {
 		want = "want host:port or :port, such as :8080"
 	}
 	host, port, err := net.SplitHostPort(s)
-	if err != nil || strings.ContainsAny(host, "/@ \t") {
+	switch {
+	case s == "":
+		return "is empty: " + want
+	case strings.Contains(s, "://"):
+		return show(s) + ": remove the protocol: " + want
+	case strings.ContainsAny(s, ", \t") && !listen:
+		return show(s) + ": one broker in each item, without spaces: " + want
+	case err != nil && strings.Count(s, ":") > 1:
+		return show(s) + ": an IPv6 address is in brackets, such as [::1]:9092: " + want
+	case err != nil && !listen:
+		return show(s) + ": the port is missing: " + want
+	case err != nil || strings.ContainsAny(host, "/@ \t"):
 		return show(s) + ": " + want
 	}
 	n, err := strconv.ParseUint(port, 10, 16)

@@ -3,8 +3,11 @@ package config
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
+	"unicode/utf8"
 )
 
 // maxShards bounds the branches that one decision can name.
@@ -87,16 +90,34 @@ func (k *check) dsn(path string, s *Shard) (at string, ok bool) {
 // readSecret reads a file that holds one line, without the white space around
 // it that editors and secret stores add.
 func readSecret(path string) (string, error) {
-	b, err := os.ReadFile(path)
+	b, err := readAtMost(path, maxSecret)
 	if err != nil {
-		return "", fmt.Errorf("can't be read: %w", reason(err))
+		hint := ""
+		switch here, _ := os.Getwd(); { //nolint:errcheck // without it the hint is shorter
+		case strings.HasPrefix(path, "~"), strings.Contains(path, "$"):
+			hint = "; ~ and $ are not replaced here: write the whole path"
+		case !filepath.IsAbs(path) && errors.Is(err, fs.ErrNotExist):
+			hint = "; it was looked for in the working directory, " + here
+		}
+		return "", fmt.Errorf("can't be read: %w%s", reason(err), hint)
 	}
-	s := strings.TrimSpace(string(b))
+	s := strings.TrimSpace(strings.TrimPrefix(string(b), "\ufeff"))
 	switch {
 	case s == "":
-		return "", errors.New("is an empty file")
-	case len(s) > 4096 || strings.ContainsAny(s, "\r\n\x00"):
-		return "", errors.New("holds more than one line: want a data source name only")
+		return "", errors.New("is an empty file: want one line, user:password@tcp(host:3306)/database")
+	case len(b) > maxSecret:
+		return "", fmt.Errorf("is longer than %d bytes: want one line, user:password@tcp(host:3306)/database", maxSecret)
+	case strings.ContainsAny(s, "\r\n"):
+		return "", errors.New("holds more than one line: want one, user:password@tcp(host:3306)/database")
+	case !utf8.ValidString(s) || strings.Contains(s, "\x00"):
+		return "", errors.New("is not UTF-8 text: save it as UTF-8")
+	case strings.HasPrefix(s, "'"), strings.HasPrefix(s, `"`):
+		return "", errors.New("begins with a quote, which would be a part of the user's name: remove the quotes")
+	case strings.HasPrefix(s, "dsn: "):
+		return "", errors.New("begins with dsn: and a space: want what is behind them only")
 	}
 	return s, nil
 }
+
+// maxSecret bounds the file of a DSN, in bytes.
+const maxSecret = 4096

@@ -29,7 +29,13 @@ func TestShippedFile(t *testing.T) {
 	}
 	comments := commentsByKey(string(b))
 	got, def := reflect.ValueOf(*c), reflect.ValueOf(Default())
+	last := 0
 	for _, k := range leaves() {
+		if line := c.sources[k.path].line; line < last {
+			t.Errorf("%s: is before the key that config check shows before it", k.path)
+		} else {
+			last = line
+		}
 		if _, ok := c.sources[k.path]; !ok {
 			t.Errorf("%s: not in the file", k.path)
 			continue
@@ -74,13 +80,25 @@ func TestShippedBoundsAreTheRules(t *testing.T) {
 		t.Fatal(err)
 	}
 	span := regexp.MustCompile(`Default: \S+(?: \([^)]*\))?\. (\w+)(?: \([^)]*\))? to (\w+)(?: \([^)]*\))?[,;.]`)
-	n := 0
-	for key, comment := range commentsByKey(string(b)) {
+	comments := commentsByKey(string(b))
+	for _, k := range leaves() {
+		key, comment := k.path, comments[k.path]
+		numbers := k.typ.Kind() == reflect.Int || k.typ.Kind() == reflect.Int64 // time spans too
 		m := span.FindStringSubmatch(comment)
 		if m == nil {
+			if numbers {
+				t.Errorf("%s: its comment has no bounds in the form of the others:\n%s", key, comment)
+			}
 			continue
 		}
-		n++
+		for _, size := range regexp.MustCompile(`(\d+) \((\d+) ([MG])iB`).FindAllStringSubmatch(comment, -1) {
+			if number(size[1]) != number(size[2])<<map[string]int{"M": 20, "G": 30}[size[3]] {
+				t.Errorf("%s: %s is not %s %siB", key, size[1], size[2], size[3])
+			}
+		}
+		if unit := regexp.MustCompile(`(?i)\bbytes\b`); numbers && k.typ != durationType && strings.HasSuffix(key, "_bytes") && !unit.MatchString(comment) {
+			t.Errorf("%s: its comment does not name the unit", key)
+		}
 		for _, bound := range m[1:] {
 			if says := boundProblem(t, key, bound); says != "" {
 				t.Errorf("%s: %s is a bound by the file, but: %s", key, bound, says)
@@ -92,9 +110,77 @@ func TestShippedBoundsAreTheRules(t *testing.T) {
 			}
 		}
 	}
-	if n < 9 {
-		t.Errorf("only %d keys with bounds found", n)
+}
+
+// The same of texts and their lengths, of words, and of the number of shards.
+func TestShippedLengthsAreTheRules(t *testing.T) {
+	b, err := os.ReadFile("../../../config.yaml")
+	if err != nil {
+		t.Fatal(err)
 	}
+	comments := commentsByKey(string(b))
+	wrong := func(key, value string) (says string) {
+		inFile(t, good)
+		t.Setenv(variableOf(key), value)
+		return strings.Join(problems(t), "; ")
+	}
+	span := regexp.MustCompile(`\b(\d+) to (\d+) (?:of|bytes)`)
+	for key, text := range map[string]func(n int) string{
+		"job": letters("a"), "kafka.topic": letters("a"), "kafka.instance_id": letters("a"), "message.currencies": letters("A"),
+		"message.type_prefix": func(n int) string { return strings.Repeat("a", n-1) + "." },
+		"shards":              func(n int) string { return `[{"name":"` + strings.Repeat("a", n) + `","dsn":"u:p@tcp(h)/d"}]` },
+	} {
+		m := span.FindStringSubmatch(comments[key])
+		if m == nil {
+			t.Errorf("%s: its comment names no length:\n%s", key, comments[key])
+			continue
+		}
+		least, most := int(number(m[1])), int(number(m[2]))
+		if key == "message.type_prefix" {
+			least++ // the dot is added where it is missing
+		}
+		for n, right := range map[int]bool{least - 1: key == "kafka.instance_id", least: true, most: true, most + 1: false} {
+			if key == "message.type_prefix" && n < least {
+				continue // "." alone: see TestRules
+			}
+			if says := wrong(key, text(n)); (says == "") != right {
+				t.Errorf("%s of length %d, by the file %s to %s: %q", key, n, m[1], m[2], says)
+			}
+		}
+	}
+	for key, words := range map[string]string{"log.level": "debug, info, warn or error", "log.format": "text or json"} {
+		if !strings.Contains(comments[key], words) {
+			t.Errorf("%s: its comment does not say %s", key, words)
+		}
+		for word := range strings.FieldsFuncSeq(strings.ReplaceAll(words, " or ", ","), func(r rune) bool { return r == ',' || r == ' ' }) {
+			if says := wrong(key, word); says != "" {
+				t.Errorf("%s: %s is a word by the file, but: %s", key, word, says)
+			}
+		}
+		if says := wrong(key, "other"); !strings.Contains(says, strings.ReplaceAll(words, " or ", ", ")) {
+			t.Errorf("%s: other words are told %q, the file has %s", key, says, words)
+		}
+	}
+	shards := func(n int) string {
+		all := make([]string, n)
+		for i := range all {
+			all[i] = fmt.Sprintf(`{"name":"s%d","dsn":"u:p@tcp(h)/d%d"}`, i, i)
+		}
+		return "[" + strings.Join(all, ",") + "]"
+	}
+	if !strings.Contains(comments["shards"], fmt.Sprintf("one or more, up to %d", maxShards)) {
+		t.Errorf("shards: its comment does not say up to %d", maxShards)
+	}
+	if says := wrong("shards", shards(maxShards)); says != "" {
+		t.Errorf("%d shards: %s", maxShards, says)
+	}
+	if says := wrong("shards", shards(maxShards+1)); says == "" {
+		t.Errorf("%d shards are taken", maxShards+1)
+	}
+}
+
+func letters(of string) func(int) string {
+	return func(n int) string { return strings.Repeat(of, n) }
 }
 
 // boundProblem loads good with one value and gives what is said of it by the

@@ -44,7 +44,7 @@ const (
 )
 
 func (k kind) String() string {
-	return [...]string{"nothing", "text", "a number", "true or false", "a list", "a mapping", "an anchor, alias or tag"}[k]
+	return [...]string{"nothing", "text", "a number", "true or false", "a list", "keys with values", "an anchor, alias or tag"}[k]
 }
 
 // maxSource bounds a configuration, in bytes: more is a wrong file.
@@ -64,18 +64,24 @@ func readYAML(b []byte) (*node, *syntaxError) {
 	if len(b) > maxSource {
 		return nil, &syntaxError{msg: fmt.Sprintf("is larger than %d bytes: not a configuration of this service", maxSource)}
 	}
-	if !utf8.Valid(b) {
-		return nil, &syntaxError{msg: "is not UTF-8 text"}
+	if bytes.HasPrefix(b, []byte("\xff\xfe")) || bytes.HasPrefix(b, []byte("\xfe\xff")) {
+		return nil, &syntaxError{msg: "is UTF-16 text: save it as UTF-8"}
+	}
+	for rest, line := b, 1; len(rest) > 0; line++ {
+		text, after, _ := bytes.Cut(rest, []byte("\n"))
+		if !utf8.Valid(text) {
+			return nil, &syntaxError{line: line, msg: "has a character that is not UTF-8: save the file as UTF-8"}
+		}
+		rest = after
 	}
 	// Repeated keys are let through here, to be found with all other problems.
 	file, err := parser.ParseBytes(bytes.TrimPrefix(b, []byte("\xef\xbb\xbf")), 0, parser.AllowDuplicateMapKey())
 	if err != nil {
-		// Error() would quote the lines around the place, passwords and all.
+		// Error() would quote the lines around the place, passwords and all, and
+		// the message alone may quote, too.
 		var at yaml.Error
 		if errors.As(err, &at) && at.GetToken() != nil {
-			// The message alone may quote too.
-			said, _, _ := strings.Cut(at.GetMessage(), `"`)
-			return nil, &syntaxError{line: at.GetToken().Position.Line, msg: "is not valid YAML: " + strings.TrimRight(said, ": ")}
+			return nil, &syntaxError{line: at.GetToken().Position.Line, msg: "is not valid YAML: " + plainYAML(at.GetMessage())}
 		}
 		return nil, &syntaxError{msg: "is not valid YAML"}
 	}
@@ -85,12 +91,45 @@ func readYAML(b []byte) (*node, *syntaxError) {
 			continue
 		}
 		n := fromAST(doc.Body)
+		if doc.Body.Type() == ast.DirectiveType {
+			return nil, &syntaxError{line: n.line, msg: "a line that begins with % is not taken here: remove it"}
+		}
 		if root != nil {
 			return nil, &syntaxError{line: n.line, msg: "has more than one YAML document: keep one"}
 		}
 		root = n
 	}
 	return root, nil
+}
+
+// yamlFaults are the reader's own words for what people get wrong, and ours.
+var yamlFaults = []struct{ says, means string }{
+	{"tab character", "there is a tab: indent with spaces"},
+	{"character '\t'", "there is a tab: indent with spaces"},
+	{"mapping value is not allowed", "there is a colon with a space behind it inside a value: put the value in quotes"},
+	{"value is not allowed in this context", "the line is not indented as the others of its section: keys of one section begin in the same column"},
+	{"non-map value", "want KEY: VALUE, with a space behind the colon"},
+	{"could not find end character", "a quote is not closed"},
+	{"is a reserved character", "a value begins with @ or `: put it in quotes"},
+	{"flow map content", "a value begins with {: put it in quotes, or fill in what the template has left open"},
+	{"flow mapping end", "a { is not closed by a }"},
+	{"',' or '}'", "a { is not closed by a }, or a comma is missing"},
+	{"sequence end token", "a [ is not closed by a ]"},
+	{"',' or ']'", "a [ is not closed by a ], or a comma is missing"},
+	{"corresponding to", "a ] or } has no [ or { before it"},
+	{"escape character", "there is a backslash in double quotes: use single quotes"},
+	{"invalid header option", "a line or a value begins with | or >: put the value in quotes; marks of a merge conflict must go"},
+}
+
+// plainYAML is what the reader of YAML says, in words that need no knowledge of
+// its insides.
+func plainYAML(said string) string {
+	for _, f := range yamlFaults {
+		if strings.Contains(said, f.says) {
+			return f.means
+		}
+	}
+	return "this line, or the one before it, can't be understood: compare it with the config.yaml that came with the service"
 }
 
 func fromAST(a ast.Node) *node {
@@ -158,7 +197,13 @@ func readJSON(s string) (*node, *syntaxError) {
 			return n, nil
 		} // else there is text after the value
 	}
-	return nil, &syntaxError{msg: fmt.Sprintf("is not valid JSON: the error is near byte %d", d.InputOffset())}
+	switch c := strings.TrimSpace(s); {
+	case strings.HasPrefix(c, "{"):
+		return nil, &syntaxError{msg: "is not valid JSON: put [ and ] around it"}
+	case !strings.HasPrefix(c, "["):
+		return nil, &syntaxError{msg: "is not JSON"}
+	}
+	return nil, &syntaxError{msg: fmt.Sprintf("is not valid JSON: the mistake is near its character %d", utf8.RuneCountInString(s[:d.InputOffset()])+1)}
 }
 
 func fromJSON(d *json.Decoder, depth int) (*node, error) {
