@@ -62,9 +62,9 @@ test-verify-large: ## billing verify of large tables: make test-verify-large ROW
 testbed: ## only make the test servers' engine and images ready
 	@scripts/testbed
 
-demo: ## see the service at work, without Docker
+demo: ## see the service at work beside a plain loop: make demo KAFKA=real ARGS='--count 50000 --json'
 	@$(need_go)
-	@scripts/demo $(ARGS)
+	@KAFKA='$(KAFKA)' scripts/demo $(ARGS)
 
 tour: ## type README.md's tour anew, and write there what it prints
 	@$(need_go)

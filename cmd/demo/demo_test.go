@@ -2,88 +2,24 @@ package main
 
 import (
 	"bytes"
-	"context"
+	"encoding/json"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
-	"billing/internal/money"
+	"billing/test/servers"
 )
 
-// rightAnswers is what the tables say when everything is right.
-func rightAnswers(t *testing.T) answers {
-	l := smallLoad()
-	e := []epoch{
-		{topic: topic, partition: 0, seq: 1, incarnation: 1, gtrid: "g1", from: 0, next: 3, records: 3, applied: 2, duplicates: 1},
-		{topic: topic, partition: 1, seq: 1, incarnation: 1, gtrid: "g2", from: 0, next: 3, records: 3, applied: 1, conflicts: 1, rejected: 1},
-	}
-	sum := func(text string) money.Sum {
-		s, err := money.ParseSum([]byte(text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return s
-	}
-	a := answers{
-		epochs: [][]epoch{e, slices.Clone(e)}, ledgerRows: 3, ledgerIDs: 3,
-		kinds:   map[string]int64{"conflict": 1, "rejected": 1},
-		reasons: map[string]int64{"conflict": 1, "invalid_json": 1},
-		currencies: map[string]currencySum{
-			"USD": {sum("1.5"), sum("-0.5"), sum("1")},
-			"EUR": {sum("99999999999999999999999999.999999999999"), money.Sum{}, sum("99999999999999999999999999.999999999999")},
-		},
-	}
-	for _, total := range l.expected.Totals {
-		a.totals, a.ledger = append(a.totals, nil), append(a.ledger, nil)
-		i := len(a.totals) - 1
-		a.totals[i], a.ledger[i] = append(a.totals[i], total), append(a.ledger[i], total)
-	}
-	return a
-}
-
-func TestReportSaysWhatIsRightAndWrong(t *testing.T) {
-	var right, wrong bytes.Buffer
-	a := rightAnswers(t)
-	r := compare(smallLoad(), a)
-	if err := r.print(&right); err != nil || len(r.differences) > 0 {
-		t.Fatalf("%v, %q", err, r.differences)
-	}
-	for _, text := range []string{"had to come out", "in the tables", "duplicates removed", "EUR net", "kept, by reason: conflict 1, invalid_json 1", "same\n"} {
-		if !strings.Contains(right.String(), text) {
-			t.Errorf("no %q in\n%s", text, right.String())
-		}
-	}
-	if strings.Contains(right.String(), "DIFFERENT") || strings.Contains(right.String(), "differences") {
-		t.Errorf("a right result reads\n%s", right.String())
-	}
-	a.totals[1][0].NetAmount = "1.000000000000"
-	r = compare(smallLoad(), a)
-	if err := r.print(&wrong); err != nil {
-		t.Fatal(err)
-	}
-	for _, text := range []string{"DIFFERENT", "2 differences", "caf\u00e9", "net 99999999999999999999999999.999999999999", "net 1.000000000000"} {
-		if !strings.Contains(wrong.String(), text) {
-			t.Errorf("no %q in\n%s", text, wrong.String())
-		}
-	}
-}
-
-func TestOutcomeOfCaughtBranches(t *testing.T) {
-	c := caught{branches: []string{"g1", "g1", "gone"}}
-	if got := c.outcome(rightAnswers(t)); !strings.Contains(got, "2 were committed") || !strings.Contains(got, "1 rolled back") {
-		t.Error(got)
-	}
-}
-
 func TestWrongUsage(t *testing.T) {
-	for _, args := range [][]string{{}, {"--billing", "x"}, {"--mysqld", "x"}, {"--billing", "x", "--mysqld", "y", "--count", "3"}, {"--unknown"}, {"--billing", "x", "--mysqld", "y", "more"}} {
+	for _, args := range [][]string{
+		{}, {"--billing", "x"}, {"--mysqld", "x"}, {"--billing", "x", "--mysqld", "y", "--count", "4999"}, {"--unknown"}, {"--billing", "x", "--mysqld", "y", "more"}, {"--count", "many"},
+	} {
 		var out, errOut bytes.Buffer
-		if code := execute(t.Context(), args, &out, &errOut); code != 2 || out.Len() > 0 || errOut.Len() == 0 {
+		if code := execute(t.Context(), args, &out, &errOut); code != exitUsage || out.Len() > 0 || errOut.Len() == 0 {
 			t.Errorf("%q: code %d, stdout %q, stderr %q", args, code, out.String(), errOut.String())
 		}
 	}
@@ -92,74 +28,58 @@ func TestWrongUsage(t *testing.T) {
 func TestMissingServerIsNamed(t *testing.T) {
 	var out, errOut bytes.Buffer
 	missing := filepath.Join(t.TempDir(), "no-mysqld")
-	if code := execute(t.Context(), []string{"--billing", missing, "--mysqld", missing}, &out, &errOut); code != 1 || !strings.Contains(errOut.String(), missing) {
+	if code := execute(t.Context(), []string{"--billing", missing, "--mysqld", missing}, &out, &errOut); code != exitFailed || !strings.Contains(errOut.String(), missing) {
 		t.Errorf("code %d, %s", code, errOut.String())
 	}
 }
 
-func start(t *testing.T, script string) *child {
-	t.Helper()
-	c, err := startChild("shell", filepath.Join(t.TempDir(), "log"), exec.Command("sh", "-c", script))
+// Every name that --json has is explained by --help.
+func TestHelpExplainsTheJSON(t *testing.T) {
+	var out, errOut bytes.Buffer
+	if code := execute(t.Context(), []string{"--help"}, &out, &errOut); code != 0 || errOut.Len() > 0 {
+		t.Fatalf("code %d, %s", code, errOut.String())
+	}
+	text, err := json.Marshal(theReport(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(c.kill)
-	return c
+	var all any
+	if err := json.Unmarshal(text, &all); err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]bool{}
+	collect(all, names)
+	if len(names) < 30 {
+		t.Fatalf("names %v", names)
+	}
+	for name := range names {
+		if !strings.Contains(out.String(), name) {
+			t.Errorf("--help does not explain %s", name)
+		}
+	}
 }
 
-func TestChildren(t *testing.T) {
-	if err := start(t, "exit 0").wait(t.Context()); err != nil {
-		t.Error(err)
-	}
-	err := start(t, "echo last words; exit 3").wait(t.Context())
-	if err == nil || !strings.Contains(err.Error(), "exit status 3") || !strings.Contains(err.Error(), "last words") {
-		t.Errorf("%v", err)
-	}
-	// read waits for a line that never comes: the pipe's other end stays open.
-	r, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer w.Close()
-	waiting := func(trap string) *child {
-		ready := filepath.Join(t.TempDir(), "ready")
-		if err := syscall.Mkfifo(ready, 0o600); err != nil {
-			t.Fatal(err)
+// collect gathers the names of all members but those of reasons.
+func collect(v any, names map[string]bool) {
+	switch v := v.(type) {
+	case []any:
+		for _, e := range v {
+			collect(e, names)
 		}
-		cmd := exec.Command("sh", "-c", trap+"; echo >"+ready+"; while :; do read line; done")
-		cmd.Stdin = r
-		c, err := startChild("shell", filepath.Join(t.TempDir(), "log"), cmd)
-		if err != nil {
-			t.Fatal(err)
+	case map[string]any:
+		for name, e := range v {
+			names[name] = true
+			if name != "reasons" {
+				collect(e, names)
+			}
 		}
-		t.Cleanup(c.kill)
-		if _, err := os.ReadFile(ready); err != nil { // the trap is set when this ends
-			t.Fatal(err)
-		}
-		return c
-	}
-	if err := waiting("trap 'exit 0' TERM").stop(time.Minute); err != nil {
-		t.Errorf("a process that ends by itself: %v", err)
-	}
-	if err := waiting("trap 'exit 4' TERM").stop(time.Minute); err == nil || !strings.Contains(err.Error(), "exit status 4") {
-		t.Errorf("a process that fails: %v", err)
-	}
-	stubborn := waiting("trap '' TERM")
-	if err := stubborn.stop(0); err == nil || !stubborn.ended() {
-		t.Errorf("a process that does not listen: %v, ended %v", err, stubborn.ended())
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	given := waiting("true")
-	if err := given.wait(ctx); err == nil || !given.ended() {
-		t.Errorf("a process that is given up: %v, ended %v", err, given.ended())
 	}
 }
 
 func TestServiceKnowsItsConfigurationOnly(t *testing.T) {
 	t.Setenv("BILLING_JOB", "another")
 	t.Setenv("DEMO_TEST", "stays")
-	s, err := configure("/bin/billing", t.TempDir(), []string{"127.0.0.1:1", "127.0.0.1:2"}, []string{"u:p@tcp(h:1)/a", "u:p@tcp(h:1)/b"})
+	s, err := configure(t.TempDir(), "/bin/billing", 500, []string{"127.0.0.1:1", "127.0.0.1:2"}, []string{"u:p@tcp(h:1)/a", "u:p@tcp(h:1)/b"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -171,12 +91,77 @@ func TestServiceKnowsItsConfigurationOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{"- \"127.0.0.1:2\"\n", "name: shard1\n    dsn: \"u:p@tcp(h:1)/b\"\n", "interval: 200ms", "type_prefix: com.example.billing."} {
+	for _, text := range []string{"- \"127.0.0.1:2\"\n", "name: shard1\n    dsn: \"u:p@tcp(h:1)/b\"\n", "interval: 200ms\n  max_records: 500\n", "type_prefix: com.example.billing."} {
 		if !strings.Contains(string(b), text) {
 			t.Errorf("no %q in\n%s", text, b)
 		}
 	}
 	if info, err := os.Stat(s.config); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("the file with the passwords: %v, %v", info.Mode(), err)
+	}
+}
+
+// The whole demo, as a person runs it in a pipe: with the real binaries, which are
+// killed, the embedded broker, and a MySQL in a container. It ends with 0, which
+// says that the service was exact and the plain loop was not.
+func TestDemo(t *testing.T) {
+	t.Parallel()
+	servers.Require(t)
+	image := os.Getenv("BILLING_TEST_MYSQL_IMAGE")
+	if image == "" {
+		t.Fatal("BILLING_TEST_MYSQL_IMAGE is not set: run it by make test, or after eval \"$(scripts/testbed --env)\"")
+	}
+	bin := t.TempDir()
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", bin+"/", "billing/cmd/billing", "billing/cmd/demo")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	const count = 20_000
+	demo := exec.CommandContext(t.Context(), filepath.Join(bin, "demo"), "--json", "--count", "20000", "--billing", filepath.Join(bin, "billing"), "--mysqld", "image:"+image)
+	demo.Env = append(os.Environ(), "TMPDIR="+t.TempDir())
+	demo.WaitDelay = time.Minute
+	var out, errOut bytes.Buffer
+	demo.Stdout, demo.Stderr = &out, &errOut
+	if err := demo.Run(); err != nil {
+		t.Fatalf("%v\n%s\n%s", err, errOut.String(), out.String())
+	}
+	var r report
+	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	x := r.Expected
+	if !r.Exact || !r.Ours.Exact || r.Plain.Exact || !r.Verify.OK || x.Messages != count || r.Ours.Messages != count || r.Ours.Entries != x.Entries || r.Ours.TotalsRight != x.Totals {
+		t.Errorf("the report is\n%s", out.String())
+	}
+	// A machine that is slow may catch no moment at which the plain loop writes again.
+	again := slices.ContainsFunc(r.Plain.Kills, func(k caught) bool { return k.Moment == halfWritten.String() || k.Moment == written.String() })
+	if r.Plain.Lost > 0 || again && r.Plain.WrittenAgain == 0 || r.Plain.Repeats == 0 || r.Plain.Entries != x.Entries+r.Plain.doubled()+r.Plain.Conflicts || r.Plain.TotalsRight >= x.Totals {
+		t.Errorf("the plain loop's part is\n%s", out.String())
+	}
+	for _, part := range []result{r.Plain, r.Ours} {
+		if len(part.Kills) != len(moments) || part.Rate <= 0 {
+			t.Errorf("kills %+v, %f messages a second", part.Kills, part.Rate)
+		}
+		for i, k := range part.Kills {
+			if k.Wanted != moments[i].String() || k.Facts == "" || k.Recovery <= 0 || k.Messages < count/5 || k.Messages >= count {
+				t.Errorf("kill %+v", k)
+			}
+		}
+	}
+	if strings.Contains(errOut.String(), "\x1b") || !strings.Contains(errOut.String(), "SIGKILL at ") {
+		t.Errorf("progress in a pipe is\n%s", errOut.String())
+	}
+	if left, err := os.ReadDir(strings.TrimPrefix(demo.Env[len(demo.Env)-1], "TMPDIR=")); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
+	}
+	containers, err := docker(t.Context(), nil, "ps", "--all", "--quiet", "--filter", "label="+ownerLabel)
+	if err != nil {
+		t.Error(err)
+	}
+	for id := range strings.FieldsSeq(containers) {
+		owner, err := docker(t.Context(), nil, "inspect", "--format", "{{index .Config.Labels \""+ownerLabel+"\"}}", id)
+		if err == nil && ownerIsDead(strings.TrimSpace(owner)) {
+			t.Errorf("container %s of %s is left behind", id, owner)
+		}
 	}
 }

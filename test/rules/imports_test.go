@@ -31,7 +31,7 @@ var mayImport = map[string][]string{
 	"migrations":                         {},
 	"cmd/billing":                        {"*"},
 	"cmd/billing/config":                 {},
-	"cmd/demo":                           {"deploy", "internal/loadgen", "internal/money"},
+	"cmd/demo":                           {"internal/event", "internal/loadgen", "internal/money"},
 	"deploy":                             {},
 	"test/servers":                       {"deploy"},
 	"test/proxy":                         {},

@@ -8,7 +8,6 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"reflect"
 	"runtime"
 	"strings"
@@ -25,14 +24,17 @@ type child struct {
 	err  error         // how; read after done
 }
 
-// startChild starts cmd with its output appended to the file log.
+// startChild starts cmd with its output appended to the file log, but for a
+// standard output that cmd has already.
 func startChild(name, log string, cmd *exec.Cmd) (*child, error) {
 	file, err := os.OpenFile(log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("%s: open its log: %w", name, err)
 	}
 	defer file.Close() //nolint:errcheck // the child has its own
-	cmd.Stdout, cmd.Stderr = file, file
+	if cmd.Stderr = file; cmd.Stdout == nil {
+		cmd.Stdout = file
+	}
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
@@ -100,6 +102,20 @@ func (c *child) stop(grace time.Duration) error {
 	return nil
 }
 
+// wait returns when the process has ended, by itself or because ctx did.
+func (c *child) wait(ctx context.Context) error {
+	select {
+	case <-c.done:
+	case <-ctx.Done():
+		c.kill()
+		return ctx.Err()
+	}
+	if c.err != nil {
+		return fmt.Errorf("%s: %w%s", c.name, c.err, c.lastWords())
+	}
+	return nil
+}
+
 // kill ends the process at once and returns when it has ended.
 func (c *child) kill() {
 	_ = c.cmd.Process.Kill() // fails only when it has ended
@@ -117,83 +133,6 @@ func (c *child) lastWords() string {
 		lines = lines[n:]
 	}
 	return "\n  the end of its log:\n  | " + strings.Join(lines, "\n  | ")
-}
-
-// service is the billing service under test: the real binary, with a
-// configuration of its own.
-type service struct {
-	binary, dir, config string
-	running             *child // nil before run
-}
-
-// configure writes the configuration into dir.
-func configure(binary, dir string, brokers []string, dsns []string) (*service, error) {
-	admin, err := freePort()
-	if err != nil {
-		return nil, err
-	}
-	var b bytes.Buffer
-	fmt.Fprintf(&b, "job: %s\nkafka:\n  topic: %s\n  brokers:\n", job, topic)
-	for _, broker := range brokers {
-		fmt.Fprintf(&b, "    - %q\n", broker)
-	}
-	// With an id of its own the restarted service gets its lanes back at once.
-	fmt.Fprintf(&b, "  instance_id: demo\nshards:\n")
-	for i, dsn := range dsns {
-		fmt.Fprintf(&b, "  - name: shard%d\n    dsn: %q\n", i, dsn)
-	}
-	fmt.Fprintf(&b, "checkpoint:\n  interval: %s\naggregate:\n  window: %s\n", interval, window)
-	fmt.Fprintf(&b, "message:\n  type_prefix: %s\n  currencies: [%s]\n", typePrefix, strings.Join(currencies, ", "))
-	fmt.Fprintf(&b, "admin:\n  listen: 127.0.0.1:%d\nfirst_start: true\n", admin)
-	s := &service{binary: binary, dir: dir, config: filepath.Join(dir, "config.yaml")}
-	if err := os.WriteFile(s.config, b.Bytes(), 0o600); err != nil {
-		return nil, fmt.Errorf("write the service's configuration: %w", err)
-	}
-	return s, nil
-}
-
-func (s *service) command(name string) *exec.Cmd {
-	cmd := exec.Command(s.binary, name, "--config", s.config)
-	cmd.Dir = s.dir
-	// The configuration alone counts, whatever is set for another deployment.
-	for _, v := range os.Environ() {
-		if !strings.HasPrefix(v, "BILLING_") {
-			cmd.Env = append(cmd.Env, v)
-		}
-	}
-	return cmd
-}
-
-// migrate creates the tables.
-func (s *service) migrate(ctx context.Context) error {
-	c, err := startChild("billing migrate", filepath.Join(s.dir, "migrate.log"), s.command("migrate"))
-	if err != nil {
-		return err
-	}
-	return c.wait(ctx)
-}
-
-// wait returns when the process has ended, by itself or because ctx did.
-func (c *child) wait(ctx context.Context) error {
-	select {
-	case <-c.done:
-	case <-ctx.Done():
-		c.kill()
-		return ctx.Err()
-	}
-	if c.err != nil {
-		return fmt.Errorf("%s: %w%s", c.name, c.err, c.lastWords())
-	}
-	return nil
-}
-
-// run starts the service.
-func (s *service) run() error {
-	c, err := startChild("billing run", filepath.Join(s.dir, "run.log"), s.command("run"))
-	if err == nil {
-		s.running = c
-	}
-	return err
 }
 
 // freePort is a port on loopback that nobody has at the moment.
