@@ -12,14 +12,14 @@ OUTAGE    ?= 10m
 ROWS      ?= 10000000
 
 # The packages whose tests run on real servers.
-ON_SERVERS = /test/(servers|consume|txsink|e2e)$$|/cmd/demo$$
+ON_SERVERS = /test/(servers|consume|txsink|e2e|compose)$$|/cmd/demo$$
 
 need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on the PATH; next step: install Go 1.26 or later" >&2; exit 1; }; \
 	v=$$($(GO) env GOVERSION) || exit 1; minor=$${v\#go1.}; minor=$${minor%%[!0-9]*}; \
 	[ "$${minor:-0}" -ge 26 ] || { echo "make: FAILED: $$v is too old; next step: install Go 1.26 or later" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-unit test-outages test-random test-verify test-verify-large testbed demo lint clean
+.PHONY: help build test test-unit test-outages test-random test-verify test-verify-large testbed demo tour lint clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -65,6 +65,11 @@ testbed: ## only make the test servers' engine and images ready
 demo: ## see the service at work beside a plain loop: make demo KAFKA=real ARGS='--count 50000 --json'
 	@$(need_go)
 	@KAFKA='$(KAFKA)' scripts/demo $(ARGS)
+
+tour: ## type README.md's tour anew, and write there what it prints
+	@$(need_go)
+	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
+	BILLING_TOUR=update $(GO) test -count=1 -timeout 25m -run '^TestTour$$' -v ./test/compose
 
 lint: ## gofmt, go vet; golangci-lint and promtool (the alerts) where they are installed
 	@$(need_go)

@@ -84,11 +84,9 @@ func healthURL(listen string) (string, error) {
 	if port == "0" {
 		return "", &usageError{fmt.Errorf("healthcheck: admin.listen has port 0, a port that nobody can know: give it a number")}
 	}
-	switch ip := net.ParseIP(host); {
-	case host == "", ip != nil && ip.IsUnspecified() && ip.To4() != nil:
+	// [::] listens on IPv4, too, and a container may have no ::1.
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
 		host = "127.0.0.1"
-	case ip != nil && ip.IsUnspecified():
-		host = "::1"
 	}
 	return "http://" + net.JoinHostPort(host, port) + "/healthz", nil
 }

@@ -50,7 +50,8 @@ func TestHealthURL(t *testing.T) {
 	for listen, want := range map[string]string{
 		":8080":            "http://127.0.0.1:8080/healthz",
 		"0.0.0.0:8080":     "http://127.0.0.1:8080/healthz",
-		"[::]:8080":        "http://[::1]:8080/healthz",
+		"[::]:8080":        "http://127.0.0.1:8080/healthz",
+		"[::1]:8080":       "http://[::1]:8080/healthz",
 		"10.1.2.3:80":      "http://10.1.2.3:80/healthz",
 		"[2001:db8::1]:80": "http://[2001:db8::1]:80/healthz",
 		"localhost:80":     "http://localhost:80/healthz",

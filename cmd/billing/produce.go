@@ -51,6 +51,7 @@ amounts and outcomes; times are relative to the start.
                        sums of applied, duplicates, conflicts and rejected of
                        billing_epoch
   reasons              the rejected ones by their reason in billing_rejects
+  currencies           what the totals of each currency add up to
   transactions         Kafka transactions that were committed; 0: none were used
   aborted              Kafka transactions that were aborted, with
                        aborted_messages messages, which come on top and must

@@ -17,24 +17,26 @@ import (
 // loadAnswer is what must come of a load, but for the totals, which may be many.
 // produce --help says what each is.
 type loadAnswer struct {
-	Messages          int64            `json:"messages"`
-	Outcomes          loadgen.Outcomes `json:"outcomes"`
-	Reasons           map[string]int64 `json:"reasons"`
-	Transactions      int64            `json:"transactions"`
-	Aborted           int64            `json:"aborted"`
-	AbortedMessages   int64            `json:"aborted_messages"`
-	Seed              int64            `json:"seed"`
-	Topic             string           `json:"topic"`
-	Partitions        int32            `json:"partitions"`
-	Started           time.Time        `json:"started"`
-	Seconds           float64          `json:"seconds"`
-	MessagesPerSecond float64          `json:"messages_per_second"`
-	Interrupted       bool             `json:"interrupted"`
+	Messages          int64                          `json:"messages"`
+	Outcomes          loadgen.Outcomes               `json:"outcomes"`
+	Reasons           map[string]int64               `json:"reasons"`
+	Currencies        map[string]loadgen.CurrencySum `json:"currencies"`
+	Transactions      int64                          `json:"transactions"`
+	Aborted           int64                          `json:"aborted"`
+	AbortedMessages   int64                          `json:"aborted_messages"`
+	Seed              int64                          `json:"seed"`
+	Topic             string                         `json:"topic"`
+	Partitions        int32                          `json:"partitions"`
+	Started           time.Time                      `json:"started"`
+	Seconds           float64                        `json:"seconds"`
+	MessagesPerSecond float64                        `json:"messages_per_second"`
+	Interrupted       bool                           `json:"interrupted"`
 }
 
 func (w *loadWriting) answer(topic string, partitions int32) loadAnswer {
 	a := loadAnswer{
 		Messages: w.load.Outcomes().Messages(), Outcomes: w.load.Outcomes(), Reasons: w.load.Reasons(),
+		Currencies:   w.load.Currencies(),
 		Transactions: w.transactions, Aborted: w.aborted, AbortedMessages: w.abortedMessages,
 		Seed: w.cfg.Seed, Topic: topic, Partitions: partitions,
 		Started: w.started.UTC(), Seconds: w.took.Seconds(), Interrupted: w.interrupted,

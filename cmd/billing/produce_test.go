@@ -82,7 +82,7 @@ func parse(t *testing.T, text string) (r result) {
 	if err := json.Unmarshal([]byte(text), &names); err != nil {
 		t.Fatal(err)
 	}
-	want := strings.Fields("aborted aborted_messages interrupted messages messages_per_second outcomes partitions reasons seconds seed started topic totals transactions")
+	want := strings.Fields("aborted aborted_messages currencies interrupted messages messages_per_second outcomes partitions reasons seconds seed started topic totals transactions")
 	if got := slices.Sorted(maps.Keys(names)); !slices.Equal(got, want) {
 		t.Fatalf("the answer has %v", got)
 	}

@@ -46,6 +46,14 @@ type Total struct {
 	EntryCount   int64  `json:"entry_count"`
 }
 
+// CurrencySum is what the totals of one currency add up to.
+type CurrencySum struct {
+	ChargeAmount string `json:"charge_amount"`
+	CreditAmount string `json:"credit_amount"`
+	NetAmount    string `json:"net_amount"`
+	EntryCount   int64  `json:"entry_count"`
+}
+
 // Expected is what must be in the tables when all messages that Next gave so
 // far, and no others, were written to a fresh topic.
 func (g *Generator) Expected() Expected {
@@ -64,6 +72,26 @@ func (g *Generator) Reasons() map[string]int64 { return maps.Clone(g.tally.reaso
 // Totals is Expected's part of this name, a row at a time: there may be
 // millions. They come in the order of their first six columns, byte by byte.
 func (g *Generator) Totals() iter.Seq[Total] { return g.tally.rows }
+
+// Currencies adds the totals up, by currency.
+func (g *Generator) Currencies() map[string]CurrencySum {
+	sums := map[string]*totalSum{}
+	for key, t := range g.tally.totals {
+		s := sums[key.currency]
+		if s == nil {
+			s = new(totalSum)
+			sums[key.currency] = s
+		}
+		s.charge.AddSum(t.charge)
+		s.credit.AddSum(t.credit)
+		s.entries += t.entries
+	}
+	out := make(map[string]CurrencySum, len(sums))
+	for currency, s := range sums {
+		out[currency] = CurrencySum{ChargeAmount: fixed(s.charge), CreditAmount: fixed(s.credit), NetAmount: fixed(s.net()), EntryCount: s.entries}
+	}
+	return out
+}
 
 // tally adds up what the messages mean.
 type tally struct {
@@ -84,6 +112,15 @@ type totalSum struct {
 	charge, credit, quantity money.Sum
 	entries                  int64
 }
+
+func (s *totalSum) net() money.Sum {
+	net := s.charge
+	net.AddSum(s.credit)
+	return net
+}
+
+// fixed is a sum as SQL prints it.
+func fixed(s money.Sum) string { return string(s.AppendFixed(nil)) }
 
 func newTally(window time.Duration) tally {
 	return tally{window: window, reasons: map[string]int64{}, totals: map[totalKey]*totalSum{}}
@@ -124,16 +161,13 @@ func (t *tally) rows(yield func(Total) bool) {
 		return cmp.Or(cmp.Compare(a.account, b.account), cmp.Compare(a.sku, b.sku), cmp.Compare(a.unit, b.unit),
 			cmp.Compare(a.currency, b.currency), cmp.Compare(a.window, b.window))
 	})
-	fixed := func(s money.Sum) string { return string(s.AppendFixed(nil)) }
 	for _, k := range keys {
 		s := t.totals[k]
-		net := s.charge
-		net.AddSum(s.credit)
 		window := time.Unix(k.window, 0).UTC()
 		if !yield(Total{
 			TenantID: "default", AccountID: k.account, SKU: k.sku, Unit: k.unit, Currency: k.currency,
 			WindowStart: window.Format(time.DateTime), BookedPeriod: window.Format("2006-01"),
-			ChargeAmount: fixed(s.charge), CreditAmount: fixed(s.credit), NetAmount: fixed(net),
+			ChargeAmount: fixed(s.charge), CreditAmount: fixed(s.credit), NetAmount: fixed(s.net()),
 			Quantity: fixed(s.quantity), EntryCount: s.entries,
 		}) {
 			return

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"math"
+	"math/big"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -61,6 +62,7 @@ func TestExpectedIsWhatTheMessagesSay(t *testing.T) {
 			g := New(cfg)
 			counted := recount(t, g)
 			same(t, g.Expected(), counted)
+			sameSums(t, g.Currencies(), counted.Totals)
 			if counted.Messages != int64(cfg.Count) {
 				t.Fatalf("%d messages, not %d", counted.Messages, cfg.Count)
 			}
@@ -88,6 +90,35 @@ func same(t *testing.T, expected, counted Expected) {
 	for i := range expected.Totals {
 		if expected.Totals[i] != counted.Totals[i] {
 			t.Fatalf("expected %+v\ncounted  %+v", expected.Totals[i], counted.Totals[i])
+		}
+	}
+}
+
+// sameSums fails unless the sums of the currencies are those of the totals.
+func sameSums(t *testing.T, sums map[string]CurrencySum, totals []Total) {
+	t.Helper()
+	added := map[string]*[3]big.Rat{}
+	entries := map[string]int64{}
+	for _, total := range totals {
+		if added[total.Currency] == nil {
+			added[total.Currency] = new([3]big.Rat)
+		}
+		for i, text := range []string{total.ChargeAmount, total.CreditAmount, total.NetAmount} {
+			amount, ok := new(big.Rat).SetString(text)
+			if !ok {
+				t.Fatalf("%q is no number", text)
+			}
+			added[total.Currency][i].Add(&added[total.Currency][i], amount)
+		}
+		entries[total.Currency] += total.EntryCount
+	}
+	if len(sums) != len(added) {
+		t.Errorf("sums of %d currencies, not %d", len(sums), len(added))
+	}
+	for currency, s := range added {
+		want := CurrencySum{s[0].FloatString(12), s[1].FloatString(12), s[2].FloatString(12), entries[currency]}
+		if sums[currency] != want {
+			t.Errorf("%s is %+v, the totals add up to %+v", currency, sums[currency], want)
 		}
 	}
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Entry point of the stand-in for the image mysql: the same environment makes the same server.
-#   MYSQL_ROOT_PASSWORD or MYSQL_ALLOW_EMPTY_PASSWORD, MYSQL_ROOT_HOST (default %),
+#   MYSQL_ROOT_PASSWORD, MYSQL_ROOT_PASSWORD_FILE or MYSQL_ALLOW_EMPTY_PASSWORD, MYSQL_ROOT_HOST (default %),
 #   MYSQL_DATABASE, MYSQL_USER with MYSQL_PASSWORD, /docker-entrypoint-initdb.d/*.{sh,sql,sql.gz}
 # They count at the first start only; arguments go to mysqld at every start.
 # The data live in /var/lib/mysql inside the container and survive stop, kill and start.
@@ -50,6 +50,11 @@ run_files() {
   unset MYSQL_PWD
 }
 
+if [ -n "${MYSQL_ROOT_PASSWORD_FILE:-}" ]; then
+  MYSQL_ROOT_PASSWORD=$(cat "$MYSQL_ROOT_PASSWORD_FILE")
+  export MYSQL_ROOT_PASSWORD
+  unset MYSQL_ROOT_PASSWORD_FILE
+fi
 if [ ! -d "$data/mysql" ]; then
   [ -n "${MYSQL_ROOT_PASSWORD:-}${MYSQL_ALLOW_EMPTY_PASSWORD:-}" ] ||
     die "no way in: set MYSQL_ROOT_PASSWORD or MYSQL_ALLOW_EMPTY_PASSWORD"
