@@ -159,7 +159,6 @@ Words:
 			cmd.PrintErrln("billing: " + err.Error())
 		}
 	})
-	root.SetVersionTemplate("billing {{.Version}}\n")
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.SetFlagErrorFunc(flagError)
 	strict(root)

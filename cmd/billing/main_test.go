@@ -260,7 +260,7 @@ func TestHelp(t *testing.T) {
 			t.Errorf("%q: exit %d, %s", args, got.code, got.out)
 		}
 	}
-	if got := run(t, t.TempDir(), nil, "--version"); got.code != 0 || got.out != "billing v1.2.3\n" {
+	if got := run(t, t.TempDir(), nil, "--version"); got.code != 0 || got.out != "billing version v1.2.3\n" {
 		t.Errorf("--version: %+v", got)
 	}
 }

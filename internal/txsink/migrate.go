@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -148,7 +149,7 @@ func (m *migrator) look(ctx context.Context) error {
 	if err := m.identify(lctx); err != nil {
 		return err
 	}
-	return errors.Join(m.noBranches(lctx), m.knownSchema(lctx))
+	return errors.Join(m.knownSchema(lctx), m.noBranches(lctx))
 }
 
 // rights refuses a user who could not finish, or could not migrate again.
@@ -246,31 +247,52 @@ func (m *migrator) noEmptyShard(ctx context.Context) error {
 }
 
 // noBranches refuses while branches of this job are prepared. Foreign ones
-// don't matter. Before the set has an id there can be none.
+// don't matter. Before the set has an id there can be none. Where nothing is to be
+// migrated, those of instances at work don't matter either: a deployment runs
+// migrate each time. They end within moments; what stays is in doubt.
 func (m *migrator) noBranches(ctx context.Context) error {
-	owner := checkpoint.OwnerPrefix(m.sink.cfg.Job, m.set)
 	var problems []error
-	for _, sh := range m.shards {
+	for i := range m.shards {
+		sh := &m.shards[i]
 		if sh.meta == nil {
 			continue
 		}
-		xids, err := listed(ctx, sh.c)
+		stay, err := m.prepared(ctx, sh)
+		for begun := time.Now(); err == nil && len(stay) > 0 && len(sh.done) == len(m.all) && time.Since(begun) < flightTakes; {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(50 * time.Millisecond):
+			}
+			var now []string
+			now, err = m.prepared(ctx, sh)
+			stay = slices.DeleteFunc(stay, func(gtrid string) bool { return !slices.Contains(now, gtrid) })
+		}
 		if err != nil {
 			return sh.failed(err)
 		}
-		var ours []string
-		for _, x := range xids {
-			if strings.HasPrefix(x.GTRID, owner) && x.OnShard(sh.number) {
-				ours = append(ours, x.GTRID)
-			}
-		}
-		if len(ours) > 0 {
+		if len(stay) > 0 {
 			problems = append(problems, refuse(ReasonBranchesPrepared, sh.name,
-				fmt.Sprintf("%d branches of job %s are prepared: %s", len(ours), m.sink.cfg.Job, strings.Join(ours, ", ")),
+				fmt.Sprintf("%d branches of job %s are prepared: %s", len(stay), m.sink.cfg.Job, strings.Join(stay, ", ")),
 				"with the version before, and no instance running: billing xa resolve; or start the service with it, which ends them, and stop it in good order"))
 		}
 	}
 	return errors.Join(problems...)
+}
+
+// flightTakes is longer than an epoch is prepared while all servers answer.
+const flightTakes = 5 * time.Second
+
+// prepared are the job's branches of the shard.
+func (m *migrator) prepared(ctx context.Context, sh *migrating) (ours []string, err error) {
+	xids, err := listed(ctx, sh.c)
+	owner := checkpoint.OwnerPrefix(m.sink.cfg.Job, m.set)
+	for _, x := range xids {
+		if strings.HasPrefix(x.GTRID, owner) && x.OnShard(sh.number) {
+			ours = append(ours, x.GTRID)
+		}
+	}
+	return ours, err
 }
 
 // knownSchema refuses tables that this build does not know.

@@ -156,6 +156,43 @@ func TestMigrateRefusesWhileBranchesOfTheJobArePrepared(t *testing.T) {
 	foreign.commit(2)
 }
 
+// A deployment runs migrate each time, beside instances at work, whose branches come and go.
+func TestMigrateWithNothingToDoBesideInstancesAtWork(t *testing.T) {
+	s, cfg := fresh(t)
+	lanes := []*lane{newLane(t, s, cfg, 0), newLane(t, s, cfg, 1)}
+	prepare := func(l *lane) {
+		t.Helper()
+		if err := l.prepare(small(l, fmt.Sprintf("%d-%d", l.id.Partition, l.seq), l.next), 2); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, change := range []struct {
+		what      string // before migrate begins
+		statement string
+		refused   bool
+	}{{"nothing to do", "SELECT COUNT(*) FROM %s.billing_schema", false}, {"a migration to do", "DELETE FROM %s.billing_schema WHERE version = 3", true}} {
+		exec(t, 1, cfg, change.statement)
+		prepare(lanes[0])
+		done := make(chan error, 1)
+		go func() { done <- txsink.Migrate(t.Context(), asMigrate(cfg), io.Discard) }()
+		var err error
+		for ended := false; !ended; { // there is always a branch, and none stays
+			prepare(lanes[1])
+			lanes[0].commit(2)
+			lanes[0], lanes[1] = lanes[1], lanes[0]
+			select {
+			case err = <-done:
+				ended = true
+			default:
+			}
+		}
+		lanes[0].commit(2)
+		if refused := len(refusals(err)) > 0; refused != change.refused || err != nil && !refused {
+			t.Errorf("%s: %v", change.what, err)
+		}
+	}
+}
+
 // fresh2 is another job on the same servers.
 func fresh2(t *testing.T, like txsink.Config) (*txsink.Sink, txsink.Config) {
 	t.Helper()
