@@ -217,7 +217,7 @@ func (w *verifyText) end(sum audit.Summary, failure error) error {
 	w.line("read: %d shards, %d lanes, %d epochs, %d ledger rows, %d kept records, %d totals", sum.Shards, sum.Lanes, sum.Epochs, sum.LedgerRows, sum.Rejects, sum.Totals)
 	w.line("records: %d = %d applied + %d duplicates + %d conflicts + %d rejected", o.RecordsIn, o.Applied, o.Duplicates, o.Conflicts, o.Rejected)
 	for _, b := range sum.Booked {
-		w.line("booked: %s %s (charges %s, credits %s) in %d entries", b.Currency, b.Net, b.Charge, b.Credit, b.Entries)
+		w.line("booked: %s %s (charges %s, credits %s) in %d entries", b.Currency, shortened(b.Net), shortened(b.Charge), shortened(b.Credit), b.Entries)
 	}
 	decisions := "the decisions in Kafka agree"
 	if !sum.Compared {
