@@ -1,5 +1,5 @@
-// Package deploy carries the files of a deployment that tests and the demo use
-// exactly as users do.
+// Package deploy carries the files of a deployment that tests use exactly as users
+// do.
 package deploy
 
 import (

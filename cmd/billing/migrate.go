@@ -17,11 +17,13 @@ func newMigrateCommand() *cobra.Command {
 		Use:   "migrate",
 		Short: "Create or update the tables on all shards",
 		Long: `Creates or updates the tables on all shards. Run it once before the first start,
-and with each new version while the service is stopped. The databases exist
-already. It may be repeated, also after a failure half-way.
+and with each new version that has something to migrate, while the service is
+stopped. The databases exist already. It may be repeated, also after a failure
+half-way, and with nothing to do beside instances at work.
 
 It refuses while branches of this job are prepared: billing xa resolve ends
-them, or a start of the version before. Other jobs' branches do not matter.
+them, or a start of the version before. With nothing to do it refuses those that
+stay so for 5 s. Other jobs' branches do not matter.
 
 After a planned failover of a shard, --accept server-changed:SHARD records the
 new server, as it does for run.`,

@@ -79,6 +79,9 @@ func readAnswer(path string, stdin io.Reader, topic string) (*loadgen.Expected, 
 		return &usageError{fmt.Errorf("--answer %s: "+format+"; want the JSON that billing produce wrote to stdout", append([]any{path}, args...)...)}
 	}
 	from := stdin
+	if path == "" {
+		return nil, &usageError{errors.New("--answer is empty: name a file, or - for stdin")}
+	}
 	if path != "-" {
 		f, err := os.Open(path)
 		if err != nil {
@@ -98,8 +101,11 @@ func readAnswer(path string, stdin io.Reader, topic string) (*loadgen.Expected, 
 	} else if err != nil {
 		return nil, wrong("is no answer of a load")
 	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return nil, wrong("has something behind its end")
+	}
 	switch {
-	case a.Topic == "" || a.Messages != a.Outcomes.Messages():
+	case a.Topic == "" || a.Reasons == nil || a.Messages != a.Outcomes.Messages():
 		return nil, wrong("is no answer of a load")
 	case a.Topic != topic:
 		return nil, wrong("is of a load on topic %s, and kafka.topic is %s", a.Topic, topic)

@@ -443,12 +443,17 @@ func TestReadAnswer(t *testing.T) {
 		"something else":     {`{"ok": true}`, "usage", "is no answer of a load"},
 		"an empty object":    {`{}`, "usage", "is no answer of a load"},
 		"no sum of outcomes": {strings.Replace(good.String(), `"messages": 3`, `"messages": 4`, 1), "usage", "is no answer of a load"},
+		"two of them":        {good.String() + good.String(), "usage", "has something behind its end"},
+		"no reasons":         {strings.Replace(good.String(), `"reasons"`, `"Seconds"`, 1), "usage", "is no answer of a load"},
 		"another topic":      {good.String(), "events", "is of a load on topic usage, and kafka.topic is events"},
 	} {
 		var usage *usageError
 		if _, err := readAnswer("-", strings.NewReader(c.text), c.topic); !errors.As(err, &usage) || !strings.Contains(err.Error(), c.says) {
 			t.Errorf("%s: %v", name, err)
 		}
+	}
+	if _, err := readAnswer("", strings.NewReader(good.String()), "usage"); err == nil || !strings.Contains(err.Error(), "--answer is empty") {
+		t.Error(err)
 	}
 	if _, err := readAnswer(filepath.Join(t.TempDir(), "none"), nil, "usage"); err == nil || !strings.Contains(err.Error(), "can't be read: no such file") {
 		t.Error(err)

@@ -68,7 +68,7 @@ decisions_compared, answer_compared, checked (what was read), outcomes, booked
 				return err
 			}
 			var expected *loadgen.Expected
-			if answer != "" {
+			if cmd.Flags().Changed("answer") {
 				if expected, err = readAnswer(answer, cmd.InOrStdin(), c.Kafka.Topic); err != nil {
 					return err
 				}

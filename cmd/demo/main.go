@@ -101,11 +101,29 @@ func execute(ctx context.Context, args []string, out, errOut io.Writer) int {
 		fmt.Fprintf(errOut, "demo: %v\nRun it by `make demo` or scripts/demo, which find what it needs; --help says what it takes.\n", err)
 		return exitUsage
 	case ctx.Err() != nil:
+		if left := besides(err, ctx.Err()); len(left) > 0 {
+			fmt.Fprintf(errOut, "demo: interrupted, and something may be left: %v\n", errors.Join(left...))
+			break
+		}
 		fmt.Fprintln(errOut, "demo: interrupted; everything it had started is stopped and removed")
 	default:
 		fmt.Fprintf(errOut, "demo: FAILED: %v\n", err)
 	}
 	return exitFailed
+}
+
+// besides are the joined errors that are not of one kind.
+func besides(err, kind error) (others []error) {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok { //nolint:errorlint // the parts of this one
+		for _, e := range joined.Unwrap() {
+			others = append(others, besides(e, kind)...)
+		}
+		return others
+	}
+	if !errors.Is(err, kind) {
+		others = append(others, err)
+	}
+	return others
 }
 
 func newCommand() *cobra.Command {

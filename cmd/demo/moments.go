@@ -194,6 +194,7 @@ const (
 func (p *play) kill(ctx context.Context, wanted moment, place int64) (facts, error) {
 	tenth := p.ends.sum() / 10
 	for begin, looks := time.Now(), 1; ; looks++ {
+		frozen := time.Now()
 		if err := p.freeze(); err != nil {
 			return facts{}, err
 		}
@@ -209,6 +210,7 @@ func (p *play) kill(ctx context.Context, wanted moment, place int64) (facts, err
 		if f.at&wanted != 0 || time.Since(begin) > catchingTakes || done > place+tenth && looks > fewLooks || done > place+2*tenth {
 			p.process.kill()
 			p.killed = time.Now()
+			p.frozen += p.killed.Sub(frozen)
 			if err := p.settle(ctx, p.mysql.connections); err != nil {
 				return f, err
 			}
@@ -217,6 +219,7 @@ func (p *play) kill(ctx context.Context, wanted moment, place int64) (facts, err
 		if err := p.thaw(); err != nil {
 			return f, err
 		}
+		p.frozen += time.Since(frozen)
 		p.show(f)
 		if err := pause(ctx, 2*time.Millisecond); err != nil {
 			return f, err

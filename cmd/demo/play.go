@@ -26,15 +26,17 @@ type play struct {
 
 	process *child
 	killed  time.Time
-	marks   []float64 // where in the progress it was killed
+	frozen  time.Duration // by looks for the moments of kills, none of the contender's doing
+	marks   []float64     // where in the progress it was killed
 	done    int64
 	moved   time.Time // when done last grew
 }
 
-// run gives the kills, and how long all of it took.
+// run gives the kills, and how long all of it took, less the time for which it was
+// frozen in order to look.
 func (p *play) run(ctx context.Context) (kills []caught, took time.Duration, err error) {
 	p.begun = time.Now()
-	if p.process, err = p.contender.start(); err != nil {
+	if err := p.start(); err != nil {
 		return nil, 0, err
 	}
 	defer func() { p.process.kill() }()
@@ -51,7 +53,7 @@ func (p *play) run(ctx context.Context) (kills []caught, took time.Duration, err
 		c := describe(wanted, f)
 		p.marks = append(p.marks, float64(c.Messages)/float64(total))
 		before := f.farthest()
-		if p.process, err = p.contender.start(); err != nil {
+		if err := p.start(); err != nil {
 			return nil, 0, err
 		}
 		// Where everything was booked before the kill, nothing new can come.
@@ -65,8 +67,17 @@ func (p *play) run(ctx context.Context) (kills []caught, took time.Duration, err
 	if err := p.until(ctx, func(f facts) bool { return f.committed == p.ends && f.finished }); err != nil {
 		return nil, 0, err
 	}
-	took = time.Since(p.begun)
+	took = time.Since(p.begun) - p.frozen
 	return kills, took, p.process.stop(stoppingTakes)
+}
+
+// start starts the contender. The process of before stays where there is no other.
+func (p *play) start() error {
+	process, err := p.contender.start()
+	if err == nil {
+		p.process = process
+	}
+	return err
 }
 
 // describe says which of the moments that are true the kill is shown as: the
@@ -112,7 +123,7 @@ func (p *play) show(f facts) {
 	if n := f.committed.sum(); n != p.done {
 		p.done, p.moved = n, time.Now()
 	}
-	p.screen.bar(p.contender.name, p.done, p.ends.sum(), time.Since(p.begun), p.marks)
+	p.screen.bar(p.contender.name, p.done, p.ends.sum(), time.Since(p.begun)-p.frozen, p.marks)
 }
 
 func (p *play) freeze() error { return p.send(syscall.SIGSTOP) }

@@ -185,13 +185,15 @@ func readCurrencies(ctx context.Context, db *sql.DB, statement string, into map[
 
 // add adds amounts as the tables and the load write them.
 func (s *currencySum) add(charge, credit string) error {
-	for text, sum := range map[string]*money.Sum{charge: &s.charge, credit: &s.credit} {
-		add, err := money.ParseSum([]byte(text))
-		if err != nil {
-			return fmt.Errorf("amount %s: %w", text, err)
-		}
-		sum.AddSum(add)
+	c, err := money.ParseSum([]byte(charge))
+	if err != nil {
+		return fmt.Errorf("amount %s: %w", charge, err)
 	}
+	s.charge.AddSum(c)
+	if c, err = money.ParseSum([]byte(credit)); err != nil {
+		return fmt.Errorf("amount %s: %w", credit, err)
+	}
+	s.credit.AddSum(c)
 	return nil
 }
 

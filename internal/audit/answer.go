@@ -57,7 +57,7 @@ func (v *verifier) awaitLoad(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(200 * time.Millisecond):
+		case <-time.After(time.Second): // it reads all epochs
 		}
 	}
 }

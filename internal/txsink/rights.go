@@ -154,7 +154,7 @@ func ask(ctx context.Context, c *sql.Conn, right, table string) error {
 	if err != nil {
 		return err
 	}
-	return prepared.Close()
+	return prepared.Close() //nolint:sqlclosecheck // nothing comes between
 }
 
 // introduce asks whose rights they are.

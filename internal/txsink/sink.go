@@ -330,13 +330,13 @@ func connection(dsn string, cfg *Config) (*mysql.Config, error) {
 }
 
 // valueForms are what the driver's own parameters look like that have a form.
-var valueForms = map[string]string{
-	"timeout": "such as 5s", "readTimeout": "such as 30s", "writeTimeout": "such as 30s",
-	"tls": "true, skip-verify or preferred", "loc": "the name of a time zone", "maxAllowedPacket": "a number of bytes",
-	"strict": "not taken any more: remove it", "allowOldPasswords": "true or false", "allowNativePasswords": "true or false",
-	"allowCleartextPasswords": "true or false", "allowFallbackToPlaintext": "true or false", "allowAllFiles": "true or false",
-	"checkConnLiveness": "true or false", "clientFoundRows": "true or false", "columnsWithAlias": "true or false", "compress": "true or false",
-	"interpolateParams": "true or false", "multiStatements": "true or false", "parseTime": "true or false", "rejectReadOnly": "true or false",
+var valueForms = map[string]string{ //nolint:gosec // words about values
+	"timeout": "want a time span such as 5s", "readTimeout": "want a time span such as 30s", "writeTimeout": "want a time span such as 30s",
+	"tls": "want true, skip-verify or preferred", "loc": "want the name of a time zone", "maxAllowedPacket": "want a number of bytes",
+	"strict": "it is not taken any more: remove it", "allowOldPasswords": "want true or false", "allowNativePasswords": "want true or false",
+	"allowCleartextPasswords": "want true or false", "allowFallbackToPlaintext": "want true or false", "allowAllFiles": "want true or false",
+	"checkConnLiveness": "want true or false", "clientFoundRows": "want true or false", "columnsWithAlias": "want true or false", "compress": "want true or false",
+	"interpolateParams": "want true or false", "multiStatements": "want true or false", "parseTime": "want true or false", "rejectReadOnly": "want true or false",
 }
 
 // unreadable says why the driver can't read a DSN: by the name of a parameter of
@@ -347,7 +347,7 @@ func unreadable(dsn string) error {
 		name, _, _ := strings.Cut(p, "=")
 		if form, known := valueForms[name]; known {
 			if _, err := parseDSN("/x?" + p); err != nil {
-				return fmt.Errorf("dsn: the value of its parameter %s can't be used: it is %s", name, form)
+				return fmt.Errorf("dsn: the value of its parameter %s can't be used: %s", name, form)
 			}
 		}
 	}

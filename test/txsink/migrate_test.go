@@ -131,6 +131,28 @@ func TestMigrateGoesOnWhereItWasBrokenOff(t *testing.T) {
 	}
 }
 
+// One shard is to be migrated, and the branch is on the other one.
+func TestMigrateLooksAtAllShardsBeforeItBegins(t *testing.T) {
+	s, cfg := fresh(t)
+	l := newLane(t, s, cfg, 0)
+	if err := s.Shards()[0].Prepare(t.Context(), l.branch(small(l, "a", 0), 0, 2)); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, 1, cfg, "DELETE FROM %s.billing_schema WHERE version = 3")
+	began := time.Now()
+	wantRefusal(t, txsink.Migrate(t.Context(), asMigrate(cfg), io.Discard), txsink.ReasonBranchesPrepared, "east", string(l.gtrid(1, 1)))
+	if took := time.Since(began); took > 4*time.Second {
+		t.Logf("it took %s to say so", took)
+	}
+	if n := query[int](t, 1, cfg, "SELECT COUNT(*) FROM %s.billing_schema WHERE version = 3"); n != 0 {
+		t.Error("it was migrated all the same")
+	}
+	if err := s.Shards()[0].Rollback(t.Context(), l.gtrid(1, 1)); err != nil {
+		t.Fatal(err)
+	}
+	migrate(t, cfg)
+}
+
 func TestMigrateRefusesWhileBranchesOfTheJobArePrepared(t *testing.T) {
 	s, cfg := fresh(t)
 	other, otherCfg := fresh2(t, cfg)

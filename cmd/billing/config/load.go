@@ -219,7 +219,7 @@ func (r *reading) environment(k leaf, text string) (reflect.Value, bool) {
 		return v, false
 	}
 	switch {
-	case text == "" && (examples[k.path] != "" || example(k.path) != ""):
+	case text == "" && example(k.path) != "":
 		return wrong("is set to nothing: give it a value, such as %s, or unset it", variableExample(k))
 	case len(text) > 1 && (text[0] == '"' || text[0] == '\'') && text[0] == text[len(text)-1]:
 		return wrong("is in quotes, which are a part of the value here: remove them (a file for docker --env-file takes none)")

@@ -255,7 +255,7 @@ func wanted(t reflect.Type, path string) (string, map[kind]bool) {
 
 var (
 	digits  = regexp.MustCompile(`^-?(0|[1-9][0-9]*(_[0-9]+)*)$`)
-	tooLong = regexp.MustCompile(`^-?([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$`)
+	tooLong = regexp.MustCompile(`^([0-9]+d)?([0-9]+h)?([0-9]+m)?([0-9]+s)?([0-9]+ms)?$`)
 )
 
 // parse sets v, the value of a key, from a scalar's text; a non-empty answer says

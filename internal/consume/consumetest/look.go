@@ -108,6 +108,13 @@ func Look(t *testing.T, brokers []string) {
 
 		f := r.Foreign(t, r.Topic, 0, "aborted") // 3, its marker is 4
 		f.End(kgo.TryAbort)
+		Eventually(t, func() error {
+			_, end, err := c.End(t.Context(), 0)
+			if err == nil && end != 5 {
+				err = fmt.Errorf("the end is %d: the marker is not written", end)
+			}
+			return err
+		})
 		want("an aborted record and its marker", 3, -1, false)
 		write(20) // 5
 		want("an aborted record before one that waits", 3, 20, false)
@@ -125,6 +132,14 @@ func Look(t *testing.T, brokers []string) {
 			t.Fatalf("the open transaction's own record: %+v, %v", u, err)
 		}
 		f.End(kgo.TryAbort)
+		// The broker answers before it has written the marker.
+		Eventually(t, func() error {
+			u, err := c.Undecided(t.Context(), 0, 6, 8)
+			if err == nil && u.Open {
+				err = fmt.Errorf("still open: %+v", u)
+			}
+			return err
+		})
 		want("the transaction was aborted", 6, 1, false)
 
 		if _, err := c.Undecided(t.Context(), 0, 99, 100); err == nil {
