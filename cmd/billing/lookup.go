@@ -138,7 +138,7 @@ type lookupAnswer struct {
 }
 
 func (a *lookupAnswer) say(outcome, why string, args ...any) {
-	a.Outcome, a.Why = outcome, fmt.Sprintf(why, args...)
+	a.Outcome, a.Why, a.NextStep = outcome, fmt.Sprintf(why, args...), ""
 }
 
 // lookUp asks the shards, and Kafka where they alone can't say it. What is known
@@ -184,6 +184,12 @@ func (l *lookup) event(ctx context.Context, source, id string) (*lookupAnswer, e
 	if err != nil {
 		return nil, err
 	}
+	off := false
+	if len(entries) == 0 {
+		if off, err = l.finder.LedgerWasOff(ctx); err != nil {
+			return nil, err
+		}
+	}
 	a.Entries = append([]audit.Entry{}, entries...)
 	switch {
 	case len(entries) == 1:
@@ -191,11 +197,11 @@ func (l *lookup) event(ctx context.Context, source, id string) (*lookupAnswer, e
 	case len(entries) > 1:
 		a.say("applied", "booked %d times", len(entries))
 		a.NextStep = "an event that is sent again must go to the same partition: these did not. Correct the account, and the producer"
-	case !l.cfg.Ledger.Enabled:
-		a.say("unknown", "the ledger is off (ledger.enabled), so that single messages are not kept")
+	case off:
+		a.say("unknown", "no row of the ledger has it, but for some epochs the ledger was off, so that single messages were not kept")
 	default:
 		a.say("not-booked", "no message of this event is booked on any shard")
-		a.NextStep = "if you know its place: billing lookup PARTITION/OFFSET"
+		a.NextStep = "if you know its place: billing lookup PARTITION/OFFSET; whether it was rejected: see docs/watching.md, \"Was it billed?\""
 	}
 	return a, nil
 }
@@ -261,8 +267,10 @@ func (l *lookup) ahead(ctx context.Context, a *lookupAnswer, p place) (*lookupAn
 		a.Why += "; whether there is such a message could not be asked"
 	case m.Deleted:
 		a.say("unknown", "not decided, and Kafka has it no more")
+	case m.Ahead && p.offset >= m.End:
+		a.Why, a.NextStep = fmt.Sprintf("there is no such message yet: the partition ends at offset %d", m.End), ""
 	case m.Ahead:
-		a.Why = "not decided yet: there is no such message, or a Kafka transaction before it is open"
+		a.Why = "not decided yet: a Kafka transaction before it is open"
 	case m.Record == nil:
 		a.say("no-message", "nothing is at this place but what Kafka or an aborted transaction has left")
 	}

@@ -13,17 +13,20 @@ import (
 
 func newMigrateCommand() *cobra.Command {
 	var accept []string
+	var ifNeeded bool
 	cmd := &cobra.Command{
 		Use:   "migrate",
 		Short: "Create or update the tables on all shards",
 		Long: `Creates or updates the tables on all shards. Run it once before the first start,
 and with each new version that has something to migrate, while the service is
 stopped. The databases exist already. It may be repeated, also after a failure
-half-way, and with nothing to do beside instances at work.
+half-way.
 
 It refuses while branches of this job are prepared: billing xa resolve ends
-them, or a start of the version before. With nothing to do it refuses those that
-stay so for 5 s. Other jobs' branches do not matter.
+them, or a start of the version before. Other jobs' branches do not matter. With
+--if-needed it changes nothing and refuses no branches where the tables are of
+this version already: for deployments that run it each time, also beside
+instances at work.
 
 After a planned failover of a shard, --accept server-changed:SHARD records the
 new server, as it does for run.`,
@@ -51,7 +54,10 @@ new server, as it does for run.`,
 			if err != nil {
 				return &usageError{err}
 			}
-			cfg.Accept = accepts.accept
+			if ifNeeded && len(accept) > 0 {
+				return &usageError{errors.New("--if-needed does nothing where the tables are of this version, and --accept has it record a server: give one of them")}
+			}
+			cfg.Accept, cfg.IfNeeded = accepts.accept, ifNeeded
 			if err := txsink.Migrate(cmd.Context(), cfg, cmd.OutOrStdout()); err != nil {
 				return fmt.Errorf("migrate: %w", err)
 			}
@@ -59,6 +65,7 @@ new server, as it does for run.`,
 			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&ifNeeded, "if-needed", false, "do nothing, whatever is prepared, where the tables are of this version")
 	cmd.Flags().StringArrayVar(&accept, "accept", nil, "override the refusal `REASON:WHAT`, which is server-changed:SHARD here; may be repeated")
 	return cmd
 }

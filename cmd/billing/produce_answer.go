@@ -110,5 +110,12 @@ func readAnswer(path string, stdin io.Reader, topic string) (*loadgen.Expected, 
 	case a.Topic != topic:
 		return nil, wrong("is of a load on topic %s, and kafka.topic is %s", a.Topic, topic)
 	}
+	rows := make(map[loadgen.Total]bool, len(a.Totals))
+	for _, t := range a.Totals {
+		rows[t] = true
+	}
+	if len(rows) < len(a.Totals) {
+		return nil, wrong("has a total twice")
+	}
 	return &loadgen.Expected{Messages: a.Messages, Outcomes: a.Outcomes, Reasons: a.Reasons, Totals: a.Totals}, nil
 }

@@ -73,9 +73,10 @@ func (o options) broker(ctx context.Context) (*broker, error) {
 }
 
 func main() {
-	// A reader that has gone (demo | head) ends the demo like a signal, with
-	// everything cleaned up.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	// A reader that has gone (demo | head) shall not end the process before all is
+	// cleaned up: it is an error of writing then. The signal comes of every socket.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	os.Exit(execute(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }

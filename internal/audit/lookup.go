@@ -147,6 +147,18 @@ func (f *Finder) Event(ctx context.Context, source, id []byte) (all []Entry, err
 	return all, err
 }
 
+// LedgerWasOff reports whether some epoch was written with the ledger off. It
+// reads all epochs.
+func (f *Finder) LedgerWasOff(ctx context.Context) (off bool, err error) {
+	err = f.each(ctx, func(_ string, c *sql.Conn) error {
+		var here bool
+		err := c.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM billing_epoch WHERE kafka_topic = ? AND ledger_on = 0)", f.Topic).Scan(&here)
+		off = off || here
+		return err
+	})
+	return off, err
+}
+
 // each calls fn with a connection to each shard, one after the other.
 func (f *Finder) each(ctx context.Context, fn func(shard string, c *sql.Conn) error) error {
 	one := func(i int, name string) error {

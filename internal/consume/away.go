@@ -44,7 +44,7 @@ func nextStep(err error, addresses string) (next string, denied bool) {
 	case errors.As(err, &closed):
 		return "name a listener without TLS and SASL: Kafka is reached in plain text", false
 	case errors.As(err, &host):
-		return "correct the host in " + addresses + ", or what resolves it", false
+		return "correct the host in " + addresses + ", what resolves it, or start it: a container that is stopped has no name", false
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "start the broker, or correct host and port in " + addresses, false
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):

@@ -17,6 +17,7 @@ type MessageAt struct {
 	// Neither: there is no message, but one that was aborted or compacted away, or a
 	// control record.
 	Ahead, Deleted bool
+	End            int64 // of the partition, as far as it is written; not where Deleted
 }
 
 // Message reads the message at an offset of the input, if it is committed.
@@ -29,7 +30,7 @@ func (c *Client) Message(ctx context.Context, partition int32, offset int64) (Me
 	case offset < start:
 		return MessageAt{Deleted: true}, nil
 	case offset >= end:
-		return MessageAt{Ahead: true}, nil
+		return MessageAt{Ahead: true, End: end}, nil
 	}
 	for at := offset; at <= offset; {
 		got, err := log.fetch(ctx, at, 0, lookBytes)
@@ -43,7 +44,7 @@ func (c *Client) Message(ctx context.Context, partition int32, offset int64) (Me
 			}
 		}
 		if got.next == at && got.stable <= at {
-			return MessageAt{Ahead: true}, nil
+			return MessageAt{Ahead: true, End: end}, nil
 		}
 		if got.next == at { // an answer without anything, such as of a broker that throttles us
 			if err := pause(ctx, readPause); err != nil {

@@ -247,6 +247,16 @@ func reject(r Reason, format string, args ...any) *Rejection {
 	return &Rejection{Reason: r, Detail: detail}
 }
 
+// unquoted shows the start of a JSON value as it is written, in printable ASCII.
+func unquoted(b []byte) string {
+	const quotes = 2
+	q := quoted(b)
+	if cut, ok := strings.CutSuffix(q, "..."); ok {
+		return cut[1:len(cut)-quotes/2] + "..."
+	}
+	return q[1 : len(q)-1]
+}
+
 // quoted shows the start of untrusted bytes in printable ASCII.
 func quoted(b []byte) string {
 	const most = 32

@@ -194,7 +194,7 @@ func (d *Decoder) judgeQuantity(f *field, e *Event) *Rejection {
 
 func (d *Decoder) judgeAmount(f *field, e *Event) *Rejection {
 	if f.kind != text && (!d.asNumber || f.kind != number) {
-		return reject(ReasonAmountNotString, "data.amount: expected a decimal string such as \"12.50\", got %s", quoted(f.raw))
+		return reject(ReasonAmountNotString, "data.amount: expected a decimal string such as \"12.50\", got the JSON value %s", unquoted(f.raw))
 	}
 	a, err := money.Parse(d.look(f))
 	if err != nil {

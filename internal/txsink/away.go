@@ -106,7 +106,7 @@ func (s *shard) nextStep(err error) string {
 	case errors.As(err, &unknown), errors.As(err, &name), errors.As(err, &invalid), errors.As(err, &certificate), errors.As(err, &record):
 		return "give the server a certificate that this machine trusts and that names the DSN's host, or correct tls in the DSN"
 	case errors.As(err, &host):
-		return "correct the host in the DSN, or what resolves it"
+		return "correct the host in the DSN, what resolves it, or start it: a container that is stopped has no name"
 	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, os.ErrNotExist):
 		return "start the server, or correct host and port in the DSN"
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout(), errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH):

@@ -247,60 +247,36 @@ func (m *migrator) noEmptyShard(ctx context.Context) error {
 }
 
 // noBranches refuses while branches of this job are prepared. Foreign ones
-// don't matter. Before the set has an id there can be none. Where nothing is to be
-// migrated on any shard, those of instances at work don't matter either: a
-// deployment runs migrate each time. They end within moments; what stays is in
-// doubt.
+// don't matter. Before the set has an id there can be none. It looks at all shards
+// before anything is written on one.
 func (m *migrator) noBranches(ctx context.Context) error {
-	toDo := slices.ContainsFunc(m.shards, func(sh migrating) bool { return len(sh.done) < len(m.all) })
-	stay, count, err := m.prepared(ctx, nil)
-	for begun := time.Now(); err == nil && count > 0 && !toDo && time.Since(begun) < flightTakes; {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(50 * time.Millisecond):
-		}
-		stay, count, err = m.prepared(ctx, stay)
+	if m.sink.cfg.IfNeeded && !slices.ContainsFunc(m.shards, func(sh migrating) bool { return sh.meta == nil || len(sh.done) < len(m.all) }) {
+		return nil
 	}
-	if err != nil {
-		return err
-	}
+	owner := checkpoint.OwnerPrefix(m.sink.cfg.Job, m.set)
 	var problems []error
-	for i, ours := range stay {
+	for i := range m.shards {
+		sh := &m.shards[i]
+		if sh.meta == nil {
+			continue
+		}
+		xids, err := listed(ctx, sh.c)
+		if err != nil {
+			return sh.failed(err)
+		}
+		var ours []string
+		for _, x := range xids {
+			if strings.HasPrefix(x.GTRID, owner) && x.OnShard(sh.number) {
+				ours = append(ours, x.GTRID)
+			}
+		}
 		if len(ours) > 0 {
-			problems = append(problems, refuse(ReasonBranchesPrepared, m.shards[i].name,
+			problems = append(problems, refuse(ReasonBranchesPrepared, sh.name,
 				fmt.Sprintf("%d branches of job %s are prepared: %s", len(ours), m.sink.cfg.Job, strings.Join(ours, ", ")),
 				"with the version before, and no instance running: billing xa resolve; or start the service with it, which ends them, and stop it in good order"))
 		}
 	}
 	return errors.Join(problems...)
-}
-
-// flightTakes is longer than an epoch is prepared while all servers answer.
-const flightTakes = 5 * time.Second
-
-// prepared are the job's branches, by shard: of those that were there before, or
-// all where before is nil.
-func (m *migrator) prepared(ctx context.Context, before [][]string) (ours [][]string, count int, err error) {
-	owner := checkpoint.OwnerPrefix(m.sink.cfg.Job, m.set)
-	ours = make([][]string, len(m.shards))
-	for i := range m.shards {
-		sh := &m.shards[i]
-		if sh.meta == nil || before != nil && len(before[i]) == 0 {
-			continue
-		}
-		xids, err := listed(ctx, sh.c)
-		if err != nil {
-			return nil, 0, sh.failed(err)
-		}
-		for _, x := range xids {
-			if strings.HasPrefix(x.GTRID, owner) && x.OnShard(sh.number) && (before == nil || slices.Contains(before[i], x.GTRID)) {
-				ours[i] = append(ours[i], x.GTRID)
-				count++
-			}
-		}
-	}
-	return ours, count, nil
 }
 
 // knownSchema refuses tables that this build does not know.

@@ -69,6 +69,11 @@ type Config struct {
 	// writeTimeout come first.
 	StatementTimeout time.Duration
 
+	// IfNeeded has Migrate do nothing, whatever is prepared, where every shard has
+	// all migrations: a deployment runs it each time, beside instances at work or
+	// before instances that have to settle what the last ones left.
+	IfNeeded bool
+
 	// Accept reports whether the operator accepts a refusal of Check or Migrate
 	// by name; nil accepts nothing. The only one of this package is
 	// checkpoint.ReasonServerChanged with the shard's name.

@@ -131,28 +131,6 @@ func TestMigrateGoesOnWhereItWasBrokenOff(t *testing.T) {
 	}
 }
 
-// One shard is to be migrated, and the branch is on the other one.
-func TestMigrateLooksAtAllShardsBeforeItBegins(t *testing.T) {
-	s, cfg := fresh(t)
-	l := newLane(t, s, cfg, 0)
-	if err := s.Shards()[0].Prepare(t.Context(), l.branch(small(l, "a", 0), 0, 2)); err != nil {
-		t.Fatal(err)
-	}
-	exec(t, 1, cfg, "DELETE FROM %s.billing_schema WHERE version = 3")
-	began := time.Now()
-	wantRefusal(t, txsink.Migrate(t.Context(), asMigrate(cfg), io.Discard), txsink.ReasonBranchesPrepared, "east", string(l.gtrid(1, 1)))
-	if took := time.Since(began); took > 4*time.Second {
-		t.Logf("it took %s to say so", took)
-	}
-	if n := query[int](t, 1, cfg, "SELECT COUNT(*) FROM %s.billing_schema WHERE version = 3"); n != 0 {
-		t.Error("it was migrated all the same")
-	}
-	if err := s.Shards()[0].Rollback(t.Context(), l.gtrid(1, 1)); err != nil {
-		t.Fatal(err)
-	}
-	migrate(t, cfg)
-}
-
 func TestMigrateRefusesWhileBranchesOfTheJobArePrepared(t *testing.T) {
 	s, cfg := fresh(t)
 	other, otherCfg := fresh2(t, cfg)
@@ -178,40 +156,33 @@ func TestMigrateRefusesWhileBranchesOfTheJobArePrepared(t *testing.T) {
 	foreign.commit(2)
 }
 
-// A deployment runs migrate each time, beside instances at work, whose branches come and go.
-func TestMigrateWithNothingToDoBesideInstancesAtWork(t *testing.T) {
+// A deployment runs migrate each time, beside instances at work, of which there is always a branch.
+func TestMigrateIfNeeded(t *testing.T) {
 	s, cfg := fresh(t)
-	lanes := []*lane{newLane(t, s, cfg, 0), newLane(t, s, cfg, 1)}
-	prepare := func(l *lane) {
-		t.Helper()
-		if err := l.prepare(small(l, fmt.Sprintf("%d-%d", l.id.Partition, l.seq), l.next), 2); err != nil {
-			t.Fatal(err)
-		}
+	l := newLane(t, s, cfg, 0)
+	if err := s.Shards()[0].Prepare(t.Context(), l.branch(small(l, "a", 0), 0, 2)); err != nil {
+		t.Fatal(err)
 	}
-	for _, change := range []struct {
-		what      string // before migrate begins
-		statement string
-		refused   bool
-	}{{"nothing to do", "SELECT COUNT(*) FROM %s.billing_schema", false}, {"a migration to do", "DELETE FROM %s.billing_schema WHERE version = 3", true}} {
-		exec(t, 1, cfg, change.statement)
-		prepare(lanes[0])
-		done := make(chan error, 1)
-		go func() { done <- txsink.Migrate(t.Context(), asMigrate(cfg), io.Discard) }()
-		var err error
-		for ended := false; !ended; { // there is always a branch, and none stays
-			prepare(lanes[1])
-			lanes[0].commit(2)
-			lanes[0], lanes[1] = lanes[1], lanes[0]
-			select {
-			case err = <-done:
-				ended = true
-			default:
-			}
-		}
-		lanes[0].commit(2)
-		if refused := len(refusals(err)) > 0; refused != change.refused || err != nil && !refused {
-			t.Errorf("%s: %v", change.what, err)
-		}
+	ifNeeded := asMigrate(cfg)
+	ifNeeded.IfNeeded = true
+	if err := txsink.Migrate(t.Context(), ifNeeded, io.Discard); err != nil {
+		t.Errorf("with nothing to do: %v", err)
+	}
+	wantRefusal(t, txsink.Migrate(t.Context(), asMigrate(cfg), io.Discard), txsink.ReasonBranchesPrepared, "east", string(l.gtrid(1, 1)))
+	// One shard is to be migrated, and the branch is on the other one.
+	exec(t, 1, cfg, "DELETE FROM %s.billing_schema WHERE version = 3")
+	wantRefusal(t, txsink.Migrate(t.Context(), ifNeeded, io.Discard), txsink.ReasonBranchesPrepared, "east", string(l.gtrid(1, 1)))
+	if n := query[int](t, 1, cfg, "SELECT COUNT(*) FROM %s.billing_schema WHERE version = 3"); n != 0 {
+		t.Error("it was migrated all the same")
+	}
+	if err := s.Shards()[0].Rollback(t.Context(), l.gtrid(1, 1)); err != nil {
+		t.Fatal(err)
+	}
+	if err := txsink.Migrate(t.Context(), ifNeeded, io.Discard); err != nil {
+		t.Error(err)
+	}
+	if n := query[int](t, 1, cfg, "SELECT COUNT(*) FROM %s.billing_schema WHERE version = 3"); n != 1 {
+		t.Error("it was not migrated")
 	}
 }
 
