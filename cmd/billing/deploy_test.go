@@ -136,7 +136,7 @@ func TestSameImagesEverywhere(t *testing.T) {
 	}
 }
 
-// manifest is what we look at in one document of deploy/kubernetes.yaml.
+// manifest is what we look at in one document of those for Kubernetes.
 type manifest struct {
 	Kind string
 	Data map[string]string
@@ -146,6 +146,7 @@ type manifest struct {
 			Spec struct {
 				Grace      int `yaml:"terminationGracePeriodSeconds"`
 				Containers []struct {
+					Image string
 					Args  []string
 					Ports []struct {
 						Port int `yaml:"containerPort"`
@@ -166,18 +167,33 @@ type probe struct {
 	Get struct{ Path string } `yaml:"httpGet"`
 }
 
-func TestKubernetesManifest(t *testing.T) {
+// manifests are the documents of a file, by kind.
+func manifests(t *testing.T, file string) map[string]manifest {
+	t.Helper()
 	all := map[string]manifest{}
-	for dec := yaml.NewDecoder(strings.NewReader(inRepository(t, "deploy/kubernetes.yaml"))); ; {
+	for dec := yaml.NewDecoder(strings.NewReader(inRepository(t, file))); ; {
 		var m manifest
 		err := dec.Decode(&m)
 		if errors.Is(err, io.EOF) {
-			break
+			return all
 		}
 		if err != nil {
 			t.Fatal(err)
 		}
 		all[m.Kind] = m
+	}
+}
+
+func TestKubernetesManifests(t *testing.T) {
+	all := manifests(t, "deploy/kubernetes.yaml")
+	for kind, m := range manifests(t, "deploy/kubernetes-migrate.yaml") {
+		if kind != "ConfigMap" && kind != "Job" {
+			t.Errorf("a %s is made before the tables are", kind)
+		}
+		if _, twice := all[kind]; twice {
+			t.Errorf("the %s is in the service's file, too", kind)
+		}
+		all[kind] = m
 	}
 	dockerfile := inRepository(t, "Dockerfile")
 	const dsn = "billing:secret@tcp(mysql:3306)/billing_"
@@ -185,6 +201,9 @@ func TestKubernetesManifest(t *testing.T) {
 		containers := all[kind].Spec.Template.Spec.Containers
 		if len(containers) != 1 || !slices.Equal(containers[0].Args, []string{command}) {
 			t.Fatalf("the %s has %+v", kind, containers)
+		}
+		if image := all["StatefulSet"].Spec.Template.Spec.Containers[0].Image; containers[0].Image != image {
+			t.Errorf("the %s is of the image %s, the service of %s", kind, containers[0].Image, image)
 		}
 		mounts := map[string]string{}
 		for _, m := range containers[0].Mounts {
