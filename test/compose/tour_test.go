@@ -68,6 +68,7 @@ func TestTour(t *testing.T) {
 // project is one run of compose.yaml beside all others.
 type project struct {
 	name, root, image string
+	typed             string // where the tour's commands are typed: what they write stays there
 	env               []string
 	ports             [2]int
 }
@@ -90,6 +91,15 @@ func newProject(t *testing.T) *project {
 	}
 	p.env = append(os.Environ(), "COMPOSE_PROJECT_NAME="+p.name, "BILLING_IMAGE="+p.image, "VERSION=", "COMMIT=",
 		fmt.Sprintf("BILLING_1_PORT=%d", p.ports[0]), fmt.Sprintf("BILLING_2_PORT=%d", p.ports[1]))
+	p.typed = t.TempDir()
+	script := fmt.Sprintf("#!/bin/sh\nexec '%s/scripts/compose' \"$@\"\n", root)
+	err = os.Mkdir(filepath.Join(p.typed, "scripts"), 0o700)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(p.typed, "scripts", "compose"), []byte(script), 0o700) //nolint:gosec // it is run
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	p.removeLeftovers(t)
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -98,7 +108,6 @@ func newProject(t *testing.T) *project {
 		}
 		p.remove(t, p.name)
 		_ = p.command(context.Background(), "docker", "image", "rm", p.image).Run()
-		_ = os.Remove(filepath.Join(p.root, "answer.json"))
 	})
 	return p
 }
@@ -177,6 +186,7 @@ func (p *project) typeAll(t *testing.T, commands []command) []string {
 		t.Fatal(err)
 	}
 	shell := p.command(ctx, "bash", path)
+	shell.Dir = p.typed
 	var errOut bytes.Buffer
 	out := &marked{mark: mark, begun: time.Now(), t: t, commands: commands, stop: cancel}
 	shell.Stdout, shell.Stderr = out, &errOut

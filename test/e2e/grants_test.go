@@ -71,6 +71,8 @@ func TestUsersOfTheirOwn(t *testing.T) {
 	w.waitAccounted()
 	must(as(reader, "verify"), 0, "ok: no difference, the decisions in Kafka agree")
 	must(w.command("verify"), 3, lacks(w.user(0), "SELECT on billing_epoch_sum, billing_rejects, billing_totals"), "GRANT SELECT ON "+w.database(0)+".* TO "+w.user(0))
+	must(as(reader, "lookup", "0/0"), 0, ": applied\n")
+	must(w.command("lookup", "0/0"), 3, lacks(w.user(0), "SELECT on billing_epoch_sum, billing_rejects"), "GRANT SELECT ON "+w.database(0)+".* TO "+w.user(0))
 	for _, args := range [][]string{{"status"}, {"xa", "list"}} {
 		must(as(reader, args...), 0)
 		must(w.command(args...), 0)
@@ -276,7 +278,8 @@ func TestGrantsInKafka(t *testing.T) {
 	reader, _ := w.rulesOf("billing_reader")
 	w.allow(reader...)
 	look := func() error {
-		for _, command := range [][]string{{"status", "--json"}, {"verify", "--json"}, {"xa", "list", "--json"}} {
+		// What is booked at no offset, only the input can tell.
+		for _, command := range [][]string{{"status", "--json"}, {"verify", "--json"}, {"xa", "list", "--json"}, {"lookup", "0/50", "--json"}} {
 			if a := w.ask(command...); a.code != 0 || strings.Contains(a.out, `"decisions_compared": false`) {
 				return fmt.Errorf("%s: exit code %d\n%s\n%s", strings.Join(command, " "), a.code, tail(a.err, 20), tail(a.out, 20))
 			}

@@ -20,7 +20,7 @@ import (
 	"billing/test/servers"
 )
 
-// Backing up and restoring one shard, by the commands of docs/operating.md.
+// Backing up and restoring one shard, by the commands of docs/restoring.md.
 
 // The backups, as they are made on the shard's machine.
 const (

@@ -40,7 +40,7 @@ func TestVerify(t *testing.T) {
 	w.exact()
 }
 
-// TestWasItBilled: the statement that docs/operating.md gives for an event's id
+// TestWasItBilled: the statement that docs/watching.md gives for an event's id
 // finds it, by its index.
 func TestWasItBilled(t *testing.T) {
 	t.Parallel()
@@ -49,7 +49,7 @@ func TestWasItBilled(t *testing.T) {
 	ids := w.charge(1, 20)
 	w.waitAccounted()
 	s.stop()
-	doc, err := os.ReadFile("../../docs/operating.md")
+	doc, err := os.ReadFile("../../docs/watching.md")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestWasItBilled(t *testing.T) {
 	set, statement, found := strings.Cut(statement, ";\n")
 	statement, _, ended := strings.Cut(statement, ";\n```")
 	if !found || !ended {
-		t.Fatal("docs/operating.md has no such statement any more")
+		t.Fatal("docs/watching.md has no such statement any more")
 	}
 	set = "SET @source" + strings.NewReplacer("/meters/eu-1", "/e2e", "9c0b4a52-7d0e-4c55-8a0f-2b0c8e0e6d11", ids[7]).Replace(set)
 	statement = strings.NewReplacer("'billing.events'", "'"+w.topic+"'", "12 - 1", "2 - 1").Replace(statement)
