@@ -58,6 +58,7 @@ func TestReading(t *testing.T) {
 		{"two documents", good + "---\njob: x\n", nil, []string{"config.yaml:14: has more than one YAML document: keep one"}},
 		{"not YAML", edit("topic: events", "topic: [events"), nil, []string{"config.yaml:5: is not valid YAML: a [ is not closed by a ], or a comma is missing"}},
 		{"not UTF-8", good + "# \xff\n", nil, []string{"config.yaml:13: has a character that is not UTF-8: save the file as UTF-8"}},
+		{"too deep", good + "log: " + strings.Repeat("[", 20_000), nil, []string{"config.yaml: has more than 2000 brackets: not a configuration of this service"}},
 		{"too large", good + strings.Repeat("# much ado\n", 100_000), nil, []string{"config.yaml: is larger than 1048576 bytes: not a configuration of this service"}},
 
 		{"unknown keys", good + "nonsense: 1\ndedup:\n  latenes: 1d\n", nil, []string{

@@ -50,6 +50,9 @@ func (k kind) String() string {
 // maxSource bounds a configuration, in bytes: more is a wrong file.
 const maxSource = 1 << 20
 
+// maxBrackets is more than 256 shards as JSON have.
+const maxBrackets = 2000
+
 // syntaxError is a text that could not be read at all. msg never quotes the
 // text, which may hold a password.
 type syntaxError struct {
@@ -63,6 +66,10 @@ func (e *syntaxError) Error() string { return e.msg }
 func readYAML(b []byte) (*node, *syntaxError) {
 	if len(b) > maxSource {
 		return nil, &syntaxError{msg: fmt.Sprintf("is larger than %d bytes: not a configuration of this service", maxSource)}
+	}
+	// Reading lists within lists takes memory by the square of their depth.
+	if bytes.Count(b, []byte("["))+bytes.Count(b, []byte("{")) > maxBrackets {
+		return nil, &syntaxError{msg: fmt.Sprintf("has more than %d brackets: not a configuration of this service", maxBrackets)}
 	}
 	if bytes.HasPrefix(b, []byte("\xff\xfe")) || bytes.HasPrefix(b, []byte("\xfe\xff")) {
 		return nil, &syntaxError{msg: "is UTF-16 text: save it as UTF-8"}
