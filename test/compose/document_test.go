@@ -87,8 +87,9 @@ var (
 	fewLanes = regexp.MustCompile(`^\d+(,\d+)*$`)
 )
 
-// comparable leaves out what is another at each run: times, addresses, ids, in which epoch a message was; in the tables of billing status how often a
-// lane has been taken over, in how many epochs it has booked, and which lanes an instance has, but not how many.
+// comparable leaves out what is another at each run: times, addresses, ids, in which epoch a message was; in the tables
+// of billing status how often a lane has been taken over, in how many epochs it has booked, and which lanes an instance
+// has, but not how many.
 func comparable(says string) string {
 	says = anyTime.ReplaceAllString(says, "TIME")
 	says = period.ReplaceAllString(says, "period SOME")
