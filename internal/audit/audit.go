@@ -13,6 +13,7 @@
 //   - totals.go: the totals against the ledger and the epochs' sums
 //   - behind.go: what a shard has still to show; Kafka's decisions; what is in doubt
 //   - answer.go: the tables against the answer of a load
+//   - lookup.go: what became of one message
 //
 // What is in doubt can also be asked for alone:
 //
