@@ -40,7 +40,7 @@ session of the lane would be refused for now.
                   its epochs in flight
 
 Servers that are away cost 5 s, and no look takes more than 20. The fields of
---json are in docs/operating.md.`,
+--json are in docs/watching.md.`,
 		Example: `  billing status --config config.yaml
 
   # again every 5 s, until Ctrl-C

@@ -171,7 +171,8 @@ With --json the answer is one object on stdout:
     differences, first_differences
     kills                   wanted and moment, facts, messages (with committed offsets),
                             recovery_seconds (from SIGKILL to the first new booking)
-    seconds, messages_per_second   from the first start to the last message, kills included
+    seconds, messages_per_second   from the first start to the last message, kills included,
+                            less the time for which it was frozen in order to look
   verify                    what billing verify says of ours: ok, differences, seconds`,
 		Example: `  make demo
   make demo KAFKA=real

@@ -128,7 +128,7 @@ func (p *printer) table(r *report) {
 	p.rule()
 	p.text("Half written: one shard has the batch (the epoch), the other has not. Not acknowledged: both have it, its offset is not committed. " +
 		"Acknowledged: the offset is committed, and the next batch begins; the service may have branches to commit still.")
-	p.text("Back after: from SIGKILL to the first new booking that a SELECT sees. Messages a second: from the first start until all are accounted for.")
+	p.text("Back after: from SIGKILL to the first new booking that a SELECT sees. Messages a second: from the first start until all are accounted for, less the time for which it was frozen in order to look.")
 	for _, n := range notes {
 		p.text("%s", n)
 	}

@@ -249,12 +249,12 @@ func reject(r Reason, format string, args ...any) *Rejection {
 
 // unquoted shows the start of a JSON value as it is written, in printable ASCII.
 func unquoted(b []byte) string {
-	const quotes = 2
-	q := quoted(b)
-	if cut, ok := strings.CutSuffix(q, "..."); ok {
-		return cut[1:len(cut)-quotes/2] + "..."
+	q, cut := strings.CutSuffix(quoted(b), "...")
+	q = q[1 : len(q)-1]
+	if cut {
+		q += "..."
 	}
-	return q[1 : len(q)-1]
+	return q
 }
 
 // quoted shows the start of untrusted bytes in printable ASCII.
