@@ -24,6 +24,7 @@ type Epoch struct {
 	rows  int
 	texts texts
 	month month
+	key   []byte // of the last total, used again
 }
 
 // Counts are the outcomes of the epoch's records.
@@ -33,13 +34,11 @@ type Counts struct {
 
 // Part is one shard's share of an epoch.
 type Part struct {
-	Totals  map[TotalKey]*Total
-	Ledger  []LedgerRow             // in offset order; empty with the ledger off
+	Totals  Totals
+	Ledger  Rows[LedgerRow]         // in offset order; empty with the ledger off
 	Rejects []RejectRow             // in offset order
 	Sums    map[string]*CurrencySum // by currency, over the entries applied on this shard
 	Applied int64                   // entries applied on this shard (also with the ledger off)
-
-	expect int // ledger rows to make room for
 }
 
 // TotalKey is what one row of billing_totals is kept for (the lane is added by

@@ -153,7 +153,7 @@ func (c *laneCase) run(t *testing.T) {
 	totals := map[string]string{}
 	entries := map[string]int64{}
 	for _, p := range w.epoch.Parts {
-		for k, x := range p.Totals {
+		for k, x := range p.Totals.All() {
 			net := x.Charge
 			net.AddSum(x.Credit)
 			key := k.Account + "\x00" + k.Currency + "\x00" + micros(k.WindowStart)

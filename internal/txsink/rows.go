@@ -131,16 +131,15 @@ const (
 // errLedgerRows marks what went wrong in billing_ledger.
 var errLedgerRows = errors.New("billing_ledger")
 
-func (w *writer) ledger(ctx context.Context, rows []aggregate.LedgerRow) error {
+func (w *writer) ledger(ctx context.Context, rows *aggregate.Rows[aggregate.LedgerRow]) error {
 	w.rowMarks.begin(w.branch.OffsetFrom)
 	t := &table{
 		name: "insert into billing_ledger",
 		head: intoLedger,
-		of:   func(i int) string { return offsetText(rows[i].Offset) }, affected: exactly,
+		of:   func(i int) string { return offsetText(rows.At(i).Offset) }, affected: exactly,
 	}
 	w.start(t.head)
-	for i := range rows {
-		r := &rows[i]
+	for i, r := range rows.All() {
 		mark := len(w.sql)
 		w.row(tagLedger)
 		w.lane()
@@ -187,9 +186,9 @@ func (w *writer) ledger(ctx context.Context, rows []aggregate.LedgerRow) error {
 //
 // ledger is only for the name of a total that MySQL refuses; empty with the
 // ledger off.
-func (w *writer) totals(ctx context.Context, totals map[aggregate.TotalKey]*aggregate.Total, ledger []aggregate.LedgerRow) error {
-	w.keys = slices.Grow(w.keys[:0], len(totals))
-	for of, total := range totals {
+func (w *writer) totals(ctx context.Context, totals *aggregate.Totals, ledger *aggregate.Rows[aggregate.LedgerRow]) error {
+	w.keys = slices.Grow(w.keys[:0], totals.Len())
+	for of, total := range totals.All() {
 		w.keys = append(w.keys, totalRow{key: w.totalKey(&of), of: of, total: total})
 	}
 	slices.SortFunc(w.keys, func(a, b totalRow) int { return bytes.Compare(a.key[:], b.key[:]) })

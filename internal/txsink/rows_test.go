@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -48,6 +49,24 @@ func ledgerRows(n, source int) []aggregate.LedgerRow {
 	return rows
 }
 
+// kept is rows as an epoch keeps them.
+func kept(rows []aggregate.LedgerRow) *aggregate.Rows[aggregate.LedgerRow] {
+	r := new(aggregate.Rows[aggregate.LedgerRow])
+	for i := range rows {
+		*r.Add() = rows[i]
+	}
+	return r
+}
+
+// totalsOf is a total of each account with one entry.
+func totalsOf(accounts ...string) *aggregate.Totals {
+	e := aggregate.New(aggregate.Config{Shards: 1, Window: time.Hour})
+	for _, a := range accounts {
+		e.Apply(&event.Event{Account: []byte(a), Currency: "EUR", Type: event.Charge}, 0)
+	}
+	return &e.Parts[0].Totals
+}
+
 // Rows are split over statements without losing, doubling or reordering one, and
 // the digest does not depend on where they are split.
 func TestStatementsAreBounded(t *testing.T) {
@@ -59,7 +78,7 @@ func TestStatementsAreBounded(t *testing.T) {
 		}
 		r := &recorder{affected: exact}
 		w := newWriter(r)
-		if err := w.ledger(t.Context(), rows); err != nil {
+		if err := w.ledger(t.Context(), kept(rows)); err != nil {
 			t.Fatal(err)
 		}
 		next := 0
@@ -83,7 +102,7 @@ func TestStatementsAreBounded(t *testing.T) {
 		}
 		one := newWriter(&recorder{affected: exact})
 		for i := range rows {
-			if err := one.ledger(t.Context(), rows[i:i+1]); err != nil {
+			if err := one.ledger(t.Context(), kept(rows[i:i+1])); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -97,7 +116,7 @@ func TestNoRowsNoStatement(t *testing.T) {
 	r := &recorder{affected: func(int) int64 { return 0 }}
 	w := newWriter(r)
 	for name, err := range map[string]error{
-		"ledger": w.ledger(t.Context(), nil), "rejects": w.rejects(t.Context(), nil), "totals": w.totals(t.Context(), nil, nil), "sums": w.sums(t.Context(), nil),
+		"ledger": w.ledger(t.Context(), kept(nil)), "rejects": w.rejects(t.Context(), nil), "totals": w.totals(t.Context(), totalsOf(), nil), "sums": w.sums(t.Context(), nil),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -111,11 +130,11 @@ func TestNoRowsNoStatement(t *testing.T) {
 func TestTotalsGoInKeyOrder(t *testing.T) {
 	r := &recorder{affected: func(rows int) int64 { return 2 * int64(rows) }}
 	w := newWriter(r)
-	totals := make(map[aggregate.TotalKey]*aggregate.Total)
+	var accounts []string
 	for i := range 2000 {
-		totals[aggregate.TotalKey{Account: fmt.Sprint("a", i), Currency: "EUR"}] = &aggregate.Total{Entries: 1}
+		accounts = append(accounts, fmt.Sprint("a", i))
 	}
-	if err := w.totals(t.Context(), totals, nil); err != nil {
+	if err := w.totals(t.Context(), totalsOf(accounts...), nil); err != nil {
 		t.Fatal(err)
 	}
 	last, rows := "", 0
@@ -130,19 +149,19 @@ func TestTotalsGoInKeyOrder(t *testing.T) {
 			}
 		}
 	}
-	if rows != len(totals) || len(r.statements) < 2 {
-		t.Errorf("%d rows in %d statements, want %d in several", rows, len(r.statements), len(totals))
+	if rows != len(accounts) || len(r.statements) < 2 {
+		t.Errorf("%d rows in %d statements, want %d in several", rows, len(r.statements), len(accounts))
 	}
 }
 
 func TestAffectedRowsAreChecked(t *testing.T) {
-	totals := map[aggregate.TotalKey]*aggregate.Total{{Account: "a"}: {Entries: 1}, {Account: "b"}: {Entries: 1}}
+	totals := totalsOf("a", "b")
 	for affected, ok := range map[int64]bool{0: false, 1: false, 2: true, 3: true, 4: true, 5: false} {
 		w := newWriter(&recorder{affected: func(int) int64 { return affected }})
 		if err := w.totals(t.Context(), totals, nil); (err == nil) != ok {
 			t.Errorf("%d rows changed by two totals: %v", affected, err)
 		}
-		if err := w.ledger(t.Context(), ledgerRows(2, 1)); (err == nil) != (affected == 2) {
+		if err := w.ledger(t.Context(), kept(ledgerRows(2, 1))); (err == nil) != (affected == 2) {
 			t.Errorf("%d rows changed by two ledger rows: %v", affected, err)
 		}
 	}
@@ -150,7 +169,7 @@ func TestAffectedRowsAreChecked(t *testing.T) {
 
 func TestRefusedRowIsNamedAcrossStatements(t *testing.T) {
 	r := &recorder{affected: func(rows int) int64 { return int64(rows) }}
-	if err := newWriter(r).ledger(t.Context(), ledgerRows(1000, 500)); err != nil {
+	if err := newWriter(r).ledger(t.Context(), kept(ledgerRows(1000, 500))); err != nil {
 		t.Fatal(err)
 	}
 	first := rowsOf(r.statements[0])
@@ -163,13 +182,13 @@ func TestRefusedRowIsNamedAcrossStatements(t *testing.T) {
 		}
 		return int64(rowsOf(sql)), nil
 	}
-	err := w.ledger(t.Context(), ledgerRows(1000, 500))
+	err := w.ledger(t.Context(), kept(ledgerRows(1000, 500)))
 	want := fmt.Sprintf("insert into billing_ledger, topic orders, partition 3, offsets 10 to 20009, refused at offset %d: ", 10+first+2)
 	if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, errLedgerRows) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	w.exec = func(context.Context, string) (int64, error) { return 0, mysql.ErrInvalidConn }
-	if err := w.ledger(t.Context(), ledgerRows(1, 1)); err == nil || strings.Contains(err.Error(), "refused at") {
+	if err := w.ledger(t.Context(), kept(ledgerRows(1, 1))); err == nil || strings.Contains(err.Error(), "refused at") {
 		t.Errorf("a lost connection: %v", err)
 	}
 }
@@ -190,7 +209,7 @@ func TestRefusedRowIsSearchedWhereMySQLDoesNotNameIt(t *testing.T) {
 		for _, number := range rowless {
 			w := newWriter(&recorder{})
 			w.exec = refusing(number, hexLiteral(rows[bad].ID))
-			err := w.ledger(t.Context(), rows)
+			err := w.ledger(t.Context(), kept(rows))
 			if want := fmt.Sprintf("refused at offset %d: ", rows[bad].Offset); err == nil || !strings.Contains(err.Error(), want) || !isAnswer(err, number) {
 				t.Errorf("row %d, error %d: %v, want %q", bad, number, err, want)
 			}
@@ -208,7 +227,7 @@ func TestRefusedRowIsSearchedWhereMySQLDoesNotNameIt(t *testing.T) {
 			}
 			return 0, again
 		}
-		err := w.ledger(t.Context(), rows)
+		err := w.ledger(t.Context(), kept(rows))
 		if err == nil || strings.Contains(err.Error(), "refused at") || sent > 2 {
 			t.Errorf("%s: %v after %d statements", name, err, sent)
 		}
@@ -218,12 +237,12 @@ func TestRefusedRowIsSearchedWhereMySQLDoesNotNameIt(t *testing.T) {
 func TestRefusedTotalAndSumAreNamed(t *testing.T) {
 	ledger := ledgerRows(3, 1)
 	ledger[1].Account, ledger[2].Account = []byte("b"), []byte("b")
-	totals := map[aggregate.TotalKey]*aggregate.Total{
-		{Account: "acme", Currency: "EUR"}: {Entries: 1}, {Account: "b", Currency: "EUR"}: {Entries: 2},
+	for i := range ledger {
+		copy(ledger[i].Period[:], "1970-01")
 	}
 	w := newWriter(&recorder{})
 	w.exec = refusing(errCheckViolated, hexLiteral("b"))
-	err := w.totals(t.Context(), totals, ledger)
+	err := w.totals(t.Context(), totalsOf("acme", "b", "b"), kept(ledger))
 	if want := `refused at the total of account "b", SKU "", unit "", currency EUR, window 1970-01-01 00:00:00, first added to at offset 11: `; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -241,7 +260,7 @@ func TestWritersAreUsedForManyLanes(t *testing.T) {
 	for _, lane := range []checkpoint.Lane{{}, {Topic: "orders", Partition: 3}, {Topic: "orders", Partition: 4}, {Topic: "refunds", Partition: 4}, {Topic: "orders", Partition: 3}} {
 		w.branch.Lane = lane
 		w.hash.Reset()
-		if err := w.ledger(t.Context(), ledgerRows(3, 1)); err != nil {
+		if err := w.ledger(t.Context(), kept(ledgerRows(3, 1))); err != nil {
 			t.Fatal(err)
 		}
 		sql := r.statements[len(r.statements)-1]
@@ -250,14 +269,14 @@ func TestWritersAreUsedForManyLanes(t *testing.T) {
 		}
 		alone := newWriter(&recorder{affected: r.affected})
 		alone.branch.Lane = lane
-		if err := alone.ledger(t.Context(), ledgerRows(3, 1)); err != nil {
+		if err := alone.ledger(t.Context(), kept(ledgerRows(3, 1))); err != nil {
 			t.Fatal(err)
 		}
 		if string(alone.hash.Sum(nil)) != string(w.hash.Sum(nil)) {
 			t.Errorf("%s: the digest has another lane", lane)
 		}
 	}
-	rows := ledgerRows(1000, 1)
+	rows := kept(ledgerRows(1000, 1))
 	if err := w.ledger(t.Context(), rows); err != nil { // the buffers have their size now
 		t.Fatal(err)
 	}
