@@ -50,6 +50,9 @@ type work struct {
 	armed    bool // the barrier's timer runs: the epoch has its first record
 	due      bool // the barrier's time has come
 	waiting  bool // for room under dedup.max_ids
+
+	cutBegan time.Time // while cutting
+	cutting  bool      // since the barrier no record was taken, and somebody wants to know how long that lasts
 }
 
 // job is what the committer does with the session, one at a time: an epoch, or
@@ -122,6 +125,7 @@ func (w *work) run() error {
 	defer recheck.Stop()
 
 	for {
+		w.cut() // of what waited for the epoch in flight; the batch in hand goes on
 		if err := w.fill(); err != nil {
 			return err
 		}
@@ -177,6 +181,9 @@ func (w *work) fill() error {
 		if err := w.take(&w.rest[i], now); err != nil {
 			return err
 		}
+		if w.cutting {
+			w.resumed()
+		}
 		if w.full() {
 			w.cut() // not in flight: an empty epoch goes on at once
 		}
@@ -231,6 +238,9 @@ func (w *work) overMaxIDs() bool { return w.l.p.ids.Load() >= w.cfg.MaxIDs }
 
 // tell keeps the lane's status, and says when it pauses and goes on.
 func (w *work) tell() {
+	if w.cutting {
+		w.resumed() // there is nothing to take
+	}
 	pending := w.inFlight || !w.epoch.Empty() || len(w.rest) > 0
 	over := w.overMaxIDs()
 	if over != w.waiting {
@@ -260,6 +270,9 @@ func (w *work) cut() {
 	if w.inFlight || w.epoch.Empty() || !w.due && !w.full() {
 		return
 	}
+	if w.cfg.Paused != nil {
+		w.cutting, w.cutBegan = true, time.Now()
+	}
 	epoch, adds := w.epoch, w.state.Freeze(w.forgottenBefore)
 	e := &checkpoint.Epoch{
 		Next: w.position, LeaderEpoch: w.leaderEpoch,
@@ -281,6 +294,13 @@ func (w *work) cut() {
 		}
 		return result{epoch: e, err: w.s.Checkpoint(ctx, e)}
 	})
+}
+
+// resumed tells how long the barrier has held up the stream: until its next record
+// was taken, as what a fresh epoch needs of memory is asked for then.
+func (w *work) resumed() {
+	w.cutting = false
+	w.cfg.Paused(time.Since(w.cutBegan))
 }
 
 func (w *work) send(j job) {
