@@ -12,7 +12,7 @@ OUTAGE    ?= 10m
 ROWS      ?= 10000000
 
 # The packages whose tests run on real servers.
-ON_SERVERS = /test/(servers|consume|txsink|e2e|compose)$$|/cmd/demo$$
+ON_SERVERS = /test/(servers|consume|txsink|e2e|compose|bench)$$|/cmd/demo$$
 
 need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on the PATH; next step: install Go 1.26 or later" >&2; exit 1; }; \
 	v=$$($(GO) env GOVERSION) || exit 1; minor=$${v\#go1.}; minor=$${minor%%[!0-9]*}; \
