@@ -26,17 +26,22 @@ func TestBenchSink(t *testing.T) {
 		load   load
 		ledger bool
 		target measure.Target
+		epochs bool // also with small epochs
 		note   string
 	}{
-		{"ledger", ledger, true, measure.AtLeast(0.5), ""},
-		{"totals", many, false, measure.AtLeast(0.5), "nearly every message has a row of its own"},
-		{"shared totals", few, false, measure.Target{}, "many messages share a row, so MySQL has little to do: what bounds the service is its own work"},
+		{"ledger", ledger, true, measure.AtLeast(0.5), false, ""},
+		{"totals", many, false, measure.AtLeast(0.5), false, "nearly every message has a row of its own"},
+		{"shared totals", few, false, measure.Target{}, true, "many messages share a row, so MySQL has little to do: what bounds the service is its own work"},
 	} {
 		s := newSinkBench(t, c.load, c.ledger)
-		rounds := r.Alternate(
-			measure.Thing{Name: "service", Run: s.service},
-			measure.Thing{Name: "mysql", Run: s.mysqlAlone},
-		)
+		things := []measure.Thing{
+			{Name: "service", Run: func() measure.Values { return s.service("") }},
+			{Name: "mysql", Run: s.mysqlAlone},
+		}
+		if c.epochs {
+			things = append(things, measure.Thing{Name: "small", Run: func() measure.Values { return s.service(smallEpochs) }})
+		}
+		rounds := r.Alternate(things...)
 		figure := func(name, unit string, values []float64) {
 			t.Helper()
 			r.Figure(measure.Figure{Name: c.name + ": " + name, Unit: unit, Values: values})
@@ -51,6 +56,13 @@ func TestBenchSink(t *testing.T) {
 		figure("MySQL alone, rows", "rows/s", rounds.Of("mysql", "rows"))
 		figure("messages of a row", "messages", rounds.Of("mysql", "shared"))
 		figure("messages of an epoch", "messages", rounds.Of("service", "epoch"))
+		if c.epochs {
+			figure("of a small epoch", "messages", rounds.Of("small", "epoch"))
+			figure("MySQL's CPU, small epochs", "µs/message", rounds.Of("small", "mysqld"))
+			figure("service, small epochs", "messages/s", rounds.Of("small", "rate"))
+			r.Figure(measure.Figure{Name: c.name + ": of small epochs' rate", Unit: "times", Values: rounds.Ratio("service", "small", "rate"),
+				Target: measure.AtLeast(1), From: "a backlog is drained in larger epochs for a gain"})
+		}
 		figure("service's CPU", "µs/message", rounds.Of("service", "billing"))
 		figure("MySQL's CPU", "µs/message", rounds.Of("service", "mysqld"))
 		figure("Kafka's CPU", "µs/message", rounds.Of("service", "kafka"))
@@ -67,6 +79,10 @@ func TestBenchSink(t *testing.T) {
 	r.Bars(costs)
 }
 
+// smallEpochs is a configuration in which a lane that is behind has epochs as one that
+// keeps up.
+const smallEpochs = "checkpoint: {max_interval: 1s}\n"
+
 // sinkBench is one load, and what the service has said to MySQL when it drained it.
 type sinkBench struct {
 	t      *testing.T
@@ -80,7 +96,7 @@ func newSinkBench(t *testing.T, l load, ledger bool) *sinkBench {
 	s := &sinkBench{t: t, topic: newTopic(t, l.Partitions), ledger: ledger}
 	s.want = l.produce(t, kafkaServer(t), s.topic)
 	s.said = record(t, l.Partitions, func() {
-		j := s.job()
+		j := s.job("")
 		p := j.start()
 		j.drained(p, s.want.Records)
 		p.stop()
@@ -88,14 +104,15 @@ func newSinkBench(t *testing.T, l load, ledger bool) *sinkBench {
 	return s
 }
 
-func (s *sinkBench) job() *job {
+func (s *sinkBench) job(more string) *job {
 	s.t.Helper()
-	return newJob(s.t, s.topic, jobConfig{Shards: 1, Ledger: s.ledger})
+	return newJob(s.t, s.topic, jobConfig{Shards: 1, Ledger: s.ledger, More: more})
 }
 
-// service drains the load, and holds the tables against what must be in them.
-func (s *sinkBench) service() measure.Values {
-	j := s.job()
+// service drains the load with this beside the configuration's defaults, and holds the
+// tables against what must be in them.
+func (s *sinkBench) service(more string) measure.Values {
+	j := s.job(more)
 	defer j.drop()
 	mysqld, kafka := s.processor(mysqlServer(s.t)), s.processor(kafkaServer(s.t))
 	p := j.start()
@@ -119,7 +136,7 @@ func (s *sinkBench) service() measure.Values {
 
 // mysqlAlone has MySQL take the same statements again.
 func (s *sinkBench) mysqlAlone() measure.Values {
-	j := s.job()
+	j := s.job("")
 	defer j.drop()
 	mysqld := s.processor(mysqlServer(s.t))
 	took := s.said.replay(s.t, j.dsns[0])
