@@ -173,7 +173,7 @@ func (b *backlog) serve(t testing.TB, ledger bool, pauses *measure.Histogram) me
 				s.add(c.In)
 			}},
 		},
-		Interval: time.Second, MaxRecords: 20_000, MaxBytes: 32 << 20, // as config.yaml has them
+		Interval: time.Second, MaxInterval: 5 * time.Second, MaxRows: 50_000, MaxRecords: 1_000_000, MaxBytes: 32 << 20, // as config.yaml has them
 		Lateness: 35 * 24 * time.Hour, Skew: 5 * time.Minute, MaxIDs: 50_000_000, Window: time.Hour, Ledger: ledger,
 		Decoder:      event.Config{TypePrefix: "com.example.billing.", Currencies: []string{"EUR", "USD"}},
 		StoppedRetry: time.Minute, IdleMove: time.Minute, Now: time.Now, Logger: quiet,

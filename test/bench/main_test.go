@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -65,19 +66,42 @@ func kafkaServer(t testing.TB) *servers.KafkaServer {
 	return shared.kafka
 }
 
-// mysqlServer is the real database server, with the durable settings.
+// mysqlServer is the real database server: durable at each commit, with memory for
+// the tables of a benchmark, as a server for billing has.
 func mysqlServer(t testing.TB) *servers.MySQLServer {
 	t.Helper()
 	servers.Require(t)
 	shared.mysqlOnce.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), startWithin)
 		defer cancel()
-		shared.mysql, shared.mysqlErr = servers.StartMySQL(ctx, "bench")
+		shared.mysql, shared.mysqlErr = servers.StartMySQL(ctx, "bench", servers.WithArgs("--innodb-buffer-pool-size=2G", "--innodb-redo-log-capacity=2G"))
 	})
 	if shared.mysqlErr != nil {
 		t.Fatal(shared.mysqlErr)
 	}
 	return shared.mysql
+}
+
+// kafkaVersion is what the broker's protocol tells of its version.
+func kafkaVersion(t testing.TB) string {
+	t.Helper()
+	brokers, err := kafkaServer(t).Admin(t).ApiVersions(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range brokers {
+		return strings.TrimPrefix(b.VersionGuess(), "v")
+	}
+	t.Fatal("no broker tells its version")
+	return ""
+}
+
+func mysqlVersion(t testing.TB) (version string) {
+	t.Helper()
+	if err := mysqlServer(t).Root().QueryRow("SELECT @@version").Scan(&version); err != nil {
+		t.Fatal(err)
+	}
+	return version
 }
 
 // billing is the path of the real binary, built as it is deployed.

@@ -1,6 +1,7 @@
 package measure
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -132,12 +133,17 @@ func (h *Histogram) Panel(label string) Panel {
 	return p
 }
 
+// says is the panel in one line.
+func (p *Panel) says() string {
+	return fmt.Sprintf("%s: %s in all, p50 %s, p90 %s, p99 %s, max %s", p.Label, grouped(p.Count), Span(p.P50), Span(p.P90), Span(p.P99), Span(p.Max))
+}
+
 // Histograms keeps a plot of them.
 func (r *Report) Histograms(p HistoPlot) {
 	r.t.Helper()
 	r.named(p.Name)
 	for _, panel := range p.Panels {
-		r.say("%s, %s: %d, p50 %v, p90 %v, p99 %v, max %v", p.Title, panel.Label, panel.Count, panel.P50, panel.P90, panel.P99, panel.Max)
+		r.say("%s, %s", p.Name, panel.says())
 	}
 	r.result.Histograms = append(r.result.Histograms, p)
 }

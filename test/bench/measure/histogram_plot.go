@@ -1,7 +1,6 @@
 package measure
 
 import (
-	"fmt"
 	"math"
 	"strconv"
 	"time"
@@ -41,13 +40,13 @@ func (p *HistoPlot) svg() []byte {
 	}
 	for i, panel := range p.Panels {
 		y += 6
-		d.text(edge, y, "", "start", fmt.Sprintf("%s: %s in all, p50 %s, p90 %s, p99 %s, max %s",
-			panel.Label, grouped(panel.Count), Span(panel.P50), Span(panel.P90), Span(panel.P99), Span(panel.Max)))
+		d.text(edge, y, "", "start", panel.says())
 		top, bottom := y+fontSize+8, y+fontSize+8+height
 		most := 1.0
 		for _, b := range panel.Bars {
 			most = max(most, math.Log10(float64(b.Count))+0.5)
 		}
+		written := left // up to here
 		for _, b := range panel.Bars {
 			if b.Count == 0 {
 				continue
@@ -55,7 +54,11 @@ func (p *HistoPlot) svg() []byte {
 			from, to := x(b.From), x(b.From)+(right-left)*0.2/(high-low)
 			h := (math.Log10(float64(b.Count)) + 0.5) / most * height // one is seen, too
 			d.rect("c"+string(rune('0'+i%colours)), from+0.5, bottom-h, to-from-1, h)
-			d.text((from+to)/2, bottom-h-3, "small", "middle", brief(b.Count, to-from))
+			label := brief(b.Count, to-from-3)
+			if half := textWidth(label, 11) / 2; (from+to)/2-half >= written { // narrow bars: there is not room for all
+				d.text((from+to)/2, bottom-h-3, "small", "middle", label)
+				written = (from+to)/2 + half
+			}
 		}
 		d.line("axis", left, bottom, right, bottom)
 		for decade := math.Ceil(low); decade <= high; decade++ {

@@ -9,6 +9,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Machine is what the numbers depend on.
@@ -78,7 +80,7 @@ func commit(t testing.TB) string {
 		if err != nil {
 			return "", false
 		}
-		cmd := exec.CommandContext(t.Context(), "git", args...)
+		cmd := exec.CommandContext(t.Context(), "git", args...) //nolint:gosec // the two below
 		cmd.Dir = root
 		out, err := cmd.Output()
 		return strings.TrimSpace(string(out)), err == nil
@@ -96,19 +98,21 @@ func commit(t testing.TB) string {
 // CPU is the processor time that this process has used so far, in all its
 // threads, also in the kernel. On a machine that is shared it says more than a
 // clock.
-func CPU() time.Duration { return usage(syscall.RUSAGE_SELF) }
-
-// ThreadCPU is the same of the calling thread alone; the caller holds it by
-// runtime.LockOSThread.
-func ThreadCPU() time.Duration {
-	const thread = 1 // RUSAGE_THREAD
-	return usage(thread)
-}
-
-func usage(who int) time.Duration {
+func CPU() time.Duration {
 	var u syscall.Rusage
-	if err := syscall.Getrusage(who, &u); err != nil {
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
 		panic(err) // only a wrong argument fails
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// ThreadCPU is the same of the calling thread alone, which the caller holds by
+// runtime.LockOSThread. getrusage would tell it as of the last tick of the
+// scheduler, milliseconds ago.
+func ThreadCPU() time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
+		panic(err) // only a wrong argument fails
+	}
+	return time.Duration(now.Nano())
 }

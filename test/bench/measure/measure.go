@@ -3,6 +3,7 @@ package measure
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -176,6 +177,7 @@ func (r *Result) targets() (met, all int) {
 // Report collects what one benchmark finds. It is used by one goroutine.
 type Report struct {
 	t      testing.TB
+	out    io.Writer
 	result Result
 }
 
@@ -187,7 +189,7 @@ func New(t testing.TB, name string) *Report {
 	if !plainName.MatchString(name) {
 		t.Fatalf("%q is no name of a benchmark: small letters and hyphens", name)
 	}
-	r := &Report{t: t, result: Result{Name: name, Machine: thisMachine(), Run: thisRun(t)}}
+	r := &Report{t: t, out: os.Stdout, result: Result{Name: name, Machine: thisMachine(), Run: thisRun(t)}}
 	size := "smoke size, no target is looked at"
 	if Full() {
 		size = fmt.Sprintf("full size, %d rounds, commit %s, load before %s", Runs(), r.result.Run.Commit, Number(r.result.Run.LoadBefore))
@@ -241,7 +243,7 @@ func columns(name, mid, spread, unit, target, verdict string) string {
 // them.
 func (r *Report) say(format string, args ...any) {
 	if Full() || testing.Verbose() {
-		fmt.Printf(format+"\n", args...)
+		fmt.Fprintf(r.out, format+"\n", args...)
 	}
 }
 
@@ -336,15 +338,11 @@ func (r *Report) write() error {
 	if other := os.Getenv(outVariable); other != "" {
 		out = other
 	}
-	path := filepath.Join(out, resultsFolder, r.result.Name+".json")
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
 	text, err := json.MarshalIndent(r.result, "", "  ")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(path, append(text, '\n'), 0o644); err != nil {
+	if err := writeFile(filepath.Join(out, resultsFolder, r.result.Name+".json"), append(text, '\n')); err != nil {
 		return err
 	}
 	document, err := Render(filepath.Join(docs, resultsFolder), filepath.Join(out, resultsFolder))
