@@ -32,7 +32,8 @@ func newTestWork(now time.Time) *work {
 }
 
 func (w *work) takeAt(r *event.Record, now time.Time) error {
-	return w.take(r, now.Add(w.cfg.Skew).UnixMicro())
+	w.decode([]event.Record{*r})
+	return w.take(r, &w.ahead[0], now.Add(w.cfg.Skew).UnixMicro())
 }
 
 // outcomeOf takes one record and says what became of it, by the counts.

@@ -30,7 +30,7 @@ type work struct {
 	log *slog.Logger        // the lane's, with the session's incarnation
 
 	decoder *event.Decoder
-	event   event.Event // reused for every record
+	ahead   [ahead]decoded // used again for the next ones
 
 	// What the stream has come to: running epoch included.
 	state           *dedup.State
@@ -186,7 +186,10 @@ func (w *work) fill() error {
 	now := w.cfg.Now().Add(w.cfg.Skew).UnixMicro()
 	i := 0
 	for ; i < len(w.rest) && w.room(); i++ {
-		if err := w.take(&w.rest[i], now); err != nil {
+		if i%ahead == 0 {
+			w.decode(w.rest[i:min(i+ahead, len(w.rest))])
+		}
+		if err := w.take(&w.rest[i], &w.ahead[i%ahead], now); err != nil {
 			return err
 		}
 		if w.cutting {
