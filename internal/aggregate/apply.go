@@ -80,8 +80,11 @@ func (e *Epoch) Apply(ev *event.Event, offset int64) {
 	}
 	if e.cfg.Ledger {
 		row := p.Ledger.Add()
-		*row = LedgerRow{Event: *ev, Offset: offset, WindowStart: window, Period: period}
-		e.Bytes += ledgerBytes + e.texts.own(&row.Event)
+		row.Offset, row.Time, row.WindowStart, row.Period = offset, ev.Time, window, period
+		row.Amount, row.Quantity, row.HasQuantity, row.Currency, row.Type = ev.Amount, ev.Quantity, ev.HasQuantity, ev.Currency, ev.Type
+		row.Key, row.Content = ev.Key, ev.Content
+		e.texts.own(row, ev)
+		e.Bytes += ledgerBytes + int64(len(row.text))
 		e.rows++
 	}
 }

@@ -217,7 +217,9 @@ func (m *model) compare(e *Epoch) error {
 			if last = l.Offset; l != p.Ledger.At(i) {
 				return fmt.Errorf("ledger of shard %d: row %d is not the one that is found by its number", shard, i)
 			}
-			ledger = append(ledger, ledgerLine(shard, &l.Event, l.Offset, time.UnixMicro(l.WindowStart).UTC(), string(l.Period[:])))
+			ev := event.Event{ID: l.ID(), Source: l.Source(), Account: l.Account(), SKU: l.SKU(), Unit: l.Unit(), Note: l.Note(), Currency: l.Currency,
+				Time: l.Time, Amount: l.Amount, Quantity: l.Quantity, Key: l.Key, Content: l.Content, Type: l.Type, HasQuantity: l.HasQuantity}
+			ledger = append(ledger, ledgerLine(shard, &ev, l.Offset, time.UnixMicro(l.WindowStart).UTC(), string(l.Period[:])))
 		}
 		for _, r := range p.Rejects {
 			kept = append(kept, fmt.Sprintf("%d %d %s %s %d %x", shard, r.Offset, r.Kind, r.Reason, r.Size, r.Hash))

@@ -46,7 +46,7 @@ func totalText(k *aggregate.TotalKey, ledger *aggregate.Rows[aggregate.LedgerRow
 	s := fmt.Sprintf("the total of account %q, SKU %q, unit %q, currency %s, window %s", k.Account, k.SKU, k.Unit, k.Currency,
 		time.UnixMicro(k.WindowStart).UTC().Format(secondsFormat))
 	for _, r := range ledger.All() {
-		if string(r.Account) == k.Account && string(r.SKU) == k.SKU && string(r.Unit) == k.Unit && r.Currency == k.Currency && r.WindowStart == k.WindowStart && r.Period == k.Period {
+		if string(r.Account()) == k.Account && string(r.SKU()) == k.SKU && string(r.Unit()) == k.Unit && r.Currency == k.Currency && r.WindowStart == k.WindowStart && r.Period == k.Period {
 			return s + ", first added to at " + offsetText(r.Offset)
 		}
 	}

@@ -146,12 +146,12 @@ func (w *writer) ledger(ctx context.Context, rows *aggregate.Rows[aggregate.Ledg
 		w.int(r.Offset)
 		w.int(w.branch.Seq)
 		w.text(tenant)
-		w.bytes(r.Source)
-		w.bytes(r.ID)
+		w.bytes(r.Source())
+		w.bytes(r.ID())
 		w.text(r.Type.String())
-		w.bytes(r.Account)
-		w.bytes(r.SKU)
-		w.bytes(r.Unit)
+		w.bytes(r.Account())
+		w.bytes(r.SKU())
+		w.bytes(r.Unit())
 		w.text(r.Currency)
 		w.amount(r.Amount)
 		if r.HasQuantity {
@@ -159,8 +159,8 @@ func (w *writer) ledger(ctx context.Context, rows *aggregate.Rows[aggregate.Ledg
 		} else {
 			w.null()
 		}
-		if len(r.Note) > 0 {
-			w.bytes(r.Note)
+		if note := r.Note(); len(note) > 0 {
+			w.bytes(note)
 		} else {
 			w.null()
 		}

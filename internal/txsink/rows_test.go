@@ -40,22 +40,25 @@ func newWriter(r *recorder) *writer {
 		branch: &checkpoint.Branch{Lane: checkpoint.Lane{Topic: "orders", Partition: 3}, Seq: 9, OffsetFrom: 10, OffsetNext: 20_010}}
 }
 
-func ledgerRows(n, source int) []aggregate.LedgerRow {
-	rows := make([]aggregate.LedgerRow, n)
-	for i := range rows {
-		rows[i] = aggregate.LedgerRow{Offset: 10 + int64(i), Event: event.Event{ID: fmt.Append(nil, "id", i), Source: []byte(strings.Repeat("s", source)),
-			Account: []byte("acme"), Currency: "EUR", Type: event.Charge}}
+// charges are events for the ledger, at the offsets from firstOffset on.
+func charges(n, source int) []event.Event {
+	events := make([]event.Event, n)
+	for i := range events {
+		events[i] = event.Event{ID: fmt.Append(nil, "id", i), Source: []byte(strings.Repeat("s", source)),
+			Account: []byte("acme"), Currency: "EUR", Type: event.Charge}
 	}
-	return rows
+	return events
 }
 
-// kept is rows as an epoch keeps them.
-func kept(rows []aggregate.LedgerRow) *aggregate.Rows[aggregate.LedgerRow] {
-	r := new(aggregate.Rows[aggregate.LedgerRow])
-	for i := range rows {
-		*r.Add() = rows[i]
+const firstOffset = 10
+
+// booked are the ledger's rows of the events from number first on.
+func booked(events []event.Event, first int) *aggregate.Rows[aggregate.LedgerRow] {
+	e := aggregate.New(aggregate.Config{Shards: 1, Window: time.Hour, Ledger: true})
+	for i := range events {
+		e.Apply(&events[i], int64(firstOffset+first+i))
 	}
-	return r
+	return &e.Parts[0].Ledger
 }
 
 // totalsOf is a total of each account with one entry.
@@ -72,13 +75,13 @@ func totalsOf(accounts ...string) *aggregate.Totals {
 func TestStatementsAreBounded(t *testing.T) {
 	exact := func(rows int) int64 { return int64(rows) }
 	for _, source := range []int{1, 500, 20_000, maxStatement} {
-		rows := ledgerRows(1000, source)
+		rows := charges(1000, source)
 		if source > 1000 {
 			rows = rows[:20]
 		}
 		r := &recorder{affected: exact}
 		w := newWriter(r)
-		if err := w.ledger(t.Context(), kept(rows)); err != nil {
+		if err := w.ledger(t.Context(), booked(rows, 0)); err != nil {
 			t.Fatal(err)
 		}
 		next := 0
@@ -102,7 +105,7 @@ func TestStatementsAreBounded(t *testing.T) {
 		}
 		one := newWriter(&recorder{affected: exact})
 		for i := range rows {
-			if err := one.ledger(t.Context(), kept(rows[i:i+1])); err != nil {
+			if err := one.ledger(t.Context(), booked(rows[i:i+1], i)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -116,7 +119,7 @@ func TestNoRowsNoStatement(t *testing.T) {
 	r := &recorder{affected: func(int) int64 { return 0 }}
 	w := newWriter(r)
 	for name, err := range map[string]error{
-		"ledger": w.ledger(t.Context(), kept(nil)), "rejects": w.rejects(t.Context(), nil), "totals": w.totals(t.Context(), totalsOf(), nil), "sums": w.sums(t.Context(), nil),
+		"ledger": w.ledger(t.Context(), booked(nil, 0)), "rejects": w.rejects(t.Context(), nil), "totals": w.totals(t.Context(), totalsOf(), nil), "sums": w.sums(t.Context(), nil),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -161,7 +164,7 @@ func TestAffectedRowsAreChecked(t *testing.T) {
 		if err := w.totals(t.Context(), totals, nil); (err == nil) != ok {
 			t.Errorf("%d rows changed by two totals: %v", affected, err)
 		}
-		if err := w.ledger(t.Context(), kept(ledgerRows(2, 1))); (err == nil) != (affected == 2) {
+		if err := w.ledger(t.Context(), booked(charges(2, 1), 0)); (err == nil) != (affected == 2) {
 			t.Errorf("%d rows changed by two ledger rows: %v", affected, err)
 		}
 	}
@@ -169,7 +172,7 @@ func TestAffectedRowsAreChecked(t *testing.T) {
 
 func TestRefusedRowIsNamedAcrossStatements(t *testing.T) {
 	r := &recorder{affected: func(rows int) int64 { return int64(rows) }}
-	if err := newWriter(r).ledger(t.Context(), kept(ledgerRows(1000, 500))); err != nil {
+	if err := newWriter(r).ledger(t.Context(), booked(charges(1000, 500), 0)); err != nil {
 		t.Fatal(err)
 	}
 	first := rowsOf(r.statements[0])
@@ -182,13 +185,13 @@ func TestRefusedRowIsNamedAcrossStatements(t *testing.T) {
 		}
 		return int64(rowsOf(sql)), nil
 	}
-	err := w.ledger(t.Context(), kept(ledgerRows(1000, 500)))
+	err := w.ledger(t.Context(), booked(charges(1000, 500), 0))
 	want := fmt.Sprintf("insert into billing_ledger, topic orders, partition 3, offsets 10 to 20009, refused at offset %d: ", 10+first+2)
 	if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, errLedgerRows) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	w.exec = func(context.Context, string) (int64, error) { return 0, mysql.ErrInvalidConn }
-	if err := w.ledger(t.Context(), kept(ledgerRows(1, 1))); err == nil || strings.Contains(err.Error(), "refused at") {
+	if err := w.ledger(t.Context(), booked(charges(1, 1), 0)); err == nil || strings.Contains(err.Error(), "refused at") {
 		t.Errorf("a lost connection: %v", err)
 	}
 }
@@ -204,13 +207,13 @@ func refusing(number uint16, row string) func(context.Context, string) (int64, e
 }
 
 func TestRefusedRowIsSearchedWhereMySQLDoesNotNameIt(t *testing.T) {
-	rows := ledgerRows(700, 500)
+	rows := charges(700, 500)
 	for _, bad := range []int{0, 1, 2, 3, 100, 101, 102, 103, 350, 697, 698, 699} {
 		for _, number := range rowless {
 			w := newWriter(&recorder{})
 			w.exec = refusing(number, hexLiteral(rows[bad].ID))
-			err := w.ledger(t.Context(), kept(rows))
-			if want := fmt.Sprintf("refused at offset %d: ", rows[bad].Offset); err == nil || !strings.Contains(err.Error(), want) || !isAnswer(err, number) {
+			err := w.ledger(t.Context(), booked(rows, 0))
+			if want := fmt.Sprintf("refused at offset %d: ", firstOffset+bad); err == nil || !strings.Contains(err.Error(), want) || !isAnswer(err, number) {
 				t.Errorf("row %d, error %d: %v, want %q", bad, number, err, want)
 			}
 		}
@@ -227,7 +230,7 @@ func TestRefusedRowIsSearchedWhereMySQLDoesNotNameIt(t *testing.T) {
 			}
 			return 0, again
 		}
-		err := w.ledger(t.Context(), kept(rows))
+		err := w.ledger(t.Context(), booked(rows, 0))
 		if err == nil || strings.Contains(err.Error(), "refused at") || sent > 2 {
 			t.Errorf("%s: %v after %d statements", name, err, sent)
 		}
@@ -235,14 +238,11 @@ func TestRefusedRowIsSearchedWhereMySQLDoesNotNameIt(t *testing.T) {
 }
 
 func TestRefusedTotalAndSumAreNamed(t *testing.T) {
-	ledger := ledgerRows(3, 1)
+	ledger := charges(3, 1)
 	ledger[1].Account, ledger[2].Account = []byte("b"), []byte("b")
-	for i := range ledger {
-		copy(ledger[i].Period[:], "1970-01")
-	}
 	w := newWriter(&recorder{})
 	w.exec = refusing(errCheckViolated, hexLiteral("b"))
-	err := w.totals(t.Context(), totalsOf("acme", "b", "b"), kept(ledger))
+	err := w.totals(t.Context(), totalsOf("acme", "b", "b"), booked(ledger, 0))
 	if want := `refused at the total of account "b", SKU "", unit "", currency EUR, window 1970-01-01 00:00:00, first added to at offset 11: `; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -260,7 +260,7 @@ func TestWritersAreUsedForManyLanes(t *testing.T) {
 	for _, lane := range []checkpoint.Lane{{}, {Topic: "orders", Partition: 3}, {Topic: "orders", Partition: 4}, {Topic: "refunds", Partition: 4}, {Topic: "orders", Partition: 3}} {
 		w.branch.Lane = lane
 		w.hash.Reset()
-		if err := w.ledger(t.Context(), kept(ledgerRows(3, 1))); err != nil {
+		if err := w.ledger(t.Context(), booked(charges(3, 1), 0)); err != nil {
 			t.Fatal(err)
 		}
 		sql := r.statements[len(r.statements)-1]
@@ -269,14 +269,14 @@ func TestWritersAreUsedForManyLanes(t *testing.T) {
 		}
 		alone := newWriter(&recorder{affected: r.affected})
 		alone.branch.Lane = lane
-		if err := alone.ledger(t.Context(), kept(ledgerRows(3, 1))); err != nil {
+		if err := alone.ledger(t.Context(), booked(charges(3, 1), 0)); err != nil {
 			t.Fatal(err)
 		}
 		if string(alone.hash.Sum(nil)) != string(w.hash.Sum(nil)) {
 			t.Errorf("%s: the digest has another lane", lane)
 		}
 	}
-	rows := kept(ledgerRows(1000, 1))
+	rows := booked(charges(1000, 1), 0)
 	if err := w.ledger(t.Context(), rows); err != nil { // the buffers have their size now
 		t.Fatal(err)
 	}
