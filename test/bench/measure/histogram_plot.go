@@ -57,7 +57,7 @@ func (p *HistoPlot) svg() []byte {
 			label := brief(b.Count, to-from-3)
 			if half := textWidth(label, 11) / 2; (from+to)/2-half >= written { // narrow bars: there is not room for all
 				d.text((from+to)/2, bottom-h-3, "small", "middle", label)
-				written = (from+to)/2 + half
+				written = (from+to)/2 + half + 3
 			}
 		}
 		d.line("axis", left, bottom, right, bottom)

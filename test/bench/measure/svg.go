@@ -78,7 +78,7 @@ func escaped(s string) string {
 
 // textWidth is how wide a text is at most: fonts differ.
 func textWidth(s string, size float64) float64 {
-	return float64(len([]rune(s))) * size * 0.58
+	return float64(len([]rune(s))) * size * 0.62
 }
 
 // ticks are about n round values from 0 to most, which they reach or pass.
