@@ -23,9 +23,11 @@ import (
 type Config struct {
 	Job *checkpoint.Job
 
-	Interval   time.Duration // between two barriers of a lane with records
-	MaxRecords int           // of an epoch; a barrier comes at the latest then
-	MaxBytes   int64         // held by an epoch; likewise
+	Interval    time.Duration // from a lane's first record to its barrier
+	MaxInterval time.Duration // likewise, of a lane that is behind; and how long a checkpoint should take
+	MaxRows     int           // that an epoch writes; a barrier comes at the latest then
+	MaxRecords  int           // of an epoch; likewise
+	MaxBytes    int64         // held by an epoch, ids included; likewise
 
 	Lateness time.Duration // how much older than the lane's stream time an event may be
 	Skew     time.Duration // how far ahead of Now an event may be
