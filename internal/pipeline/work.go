@@ -213,7 +213,7 @@ func (w *work) countIDs() { w.l.countIDs(int64(w.state.Len())) }
 // full: the epoch has come to its bound.
 func (w *work) full() bool {
 	in := w.epoch.Counts.In
-	return in >= w.maxRecords() || w.epoch.Bytes >= w.cfg.MaxBytes || in > 0 && w.position == w.l.retried.upTo
+	return in >= w.maxRecords() || w.epoch.Bytes >= w.maxBytes() || in > 0 && w.position == w.l.retried.upTo
 }
 
 func (w *work) maxRecords() int64 {
