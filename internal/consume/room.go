@@ -200,7 +200,7 @@ func headers(record []byte) int64 {
 	if len(record) == 0 {
 		return 0
 	}
-	rest := record[1:]  // attributes
+	rest := record[1:] // attributes
 	for i := range 4 { // time and offset, as differences; key and value
 		n, used := binary.Varint(rest)
 		if used <= 0 {

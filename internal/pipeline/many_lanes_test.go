@@ -80,7 +80,9 @@ func (s manyShard) EpochRow(ctx context.Context, lane checkpoint.Lane, seq int64
 func (s manyShard) Prepare(ctx context.Context, b *checkpoint.Branch) error {
 	return s.at(b.Lane.Partition).Prepare(ctx, b)
 }
-func (s manyShard) Commit(ctx context.Context, g checkpoint.GTRID) error { return s.by(g).Commit(ctx, g) }
+func (s manyShard) Commit(ctx context.Context, g checkpoint.GTRID) error {
+	return s.by(g).Commit(ctx, g)
+}
 func (s manyShard) Rollback(ctx context.Context, g checkpoint.GTRID) error {
 	return s.by(g).Rollback(ctx, g)
 }

@@ -22,6 +22,7 @@ type Config struct {
 	Kafka      Kafka      `mapstructure:"kafka"`
 	Shards     []Shard    `mapstructure:"shards"` // order is part of the deployment: never changes
 	Checkpoint Checkpoint `mapstructure:"checkpoint"`
+	Memory     Memory     `mapstructure:"memory"`
 	Dedup      Dedup      `mapstructure:"dedup"`
 	Aggregate  Aggregate  `mapstructure:"aggregate"`
 	Message    Message    `mapstructure:"message"`
@@ -43,7 +44,7 @@ type Kafka struct {
 	SessionTimeout     time.Duration `mapstructure:"session_timeout"`     // how long a dead instance's lanes stand still
 	TransactionTimeout time.Duration `mapstructure:"transaction_timeout"` // after it the broker aborts an owner that is gone
 	InstanceID         string        `mapstructure:"instance_id"`         // static membership; "" is off
-	MaxBatchBytes      int           `mapstructure:"max_batch_bytes"`     // what one batch may decompress to
+	MaxBatchBytes      int           `mapstructure:"max_batch_bytes"`     // what one batch may take in memory, decompressed
 }
 
 // Shard is one MySQL database that holds a part of the accounts.
@@ -58,6 +59,11 @@ type Checkpoint struct {
 	Interval   time.Duration `mapstructure:"interval"`
 	MaxRecords int           `mapstructure:"max_records"` // per lane and epoch
 	MaxBytes   int64         `mapstructure:"max_bytes"`   // of message values, per lane and epoch
+}
+
+// Memory says what one instance may hold of messages, beside the ids.
+type Memory struct {
+	MaxBytes int64 `mapstructure:"max_bytes"` // its lanes share it
 }
 
 // Dedup says how long and how many ids are remembered.
@@ -110,6 +116,7 @@ func Default() Config {
 			MaxRecords: 20_000,
 			MaxBytes:   32 << 20,
 		},
+		Memory: Memory{MaxBytes: 512 << 20},
 		Dedup: Dedup{
 			Lateness: 35 * day,
 			Skew:     5 * time.Minute,
