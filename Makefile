@@ -12,7 +12,14 @@ OUTAGE    ?= 10m
 ROWS      ?= 10000000
 
 # The packages whose tests run on real servers.
-ON_SERVERS = /test/(servers|consume|txsink|e2e|compose)$$|/cmd/demo$$
+ON_SERVERS = /test/(servers|consume|txsink|e2e|compose|bench)$$|/cmd/demo$$
+
+# What make bench runs: a test of test/bench each, and a section of docs/benchmarks.md.
+BENCHMARKS = decode state lane sink memory
+
+# Runs one benchmark at its published size, which prints as it goes. $(1) is its test.
+run_bench = $(GO) test -C test/bench -list '^$(1)$$' | grep -qx '$(1)' || { echo "make: FAILED: test/bench has no $(1)" >&2; exit 1; }; \
+	BILLING_BENCH=full $(GO) test -C test/bench -count=1 -timeout 2h -run '^$(1)$$' $(TESTFLAGS)
 
 need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on the PATH; next step: install Go 1.26 or later" >&2; exit 1; }; \
 	v=$$($(GO) env GOVERSION) || exit 1; minor=$${v\#go1.}; minor=$${minor%%[!0-9]*}; \
@@ -20,6 +27,7 @@ need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-unit test-outages test-random test-verify test-verify-large testbed demo tour lint clean
+.PHONY: bench bench-decode bench-state bench-lane bench-sink bench-memory bench-document
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -58,6 +66,36 @@ test-verify-large: ## billing verify of large tables: make test-verify-large ROW
 	@$(need_go)
 	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
 	BILLING_TEST_ROWS=$(ROWS) $(GO) test -count=1 -timeout 3h -run '^TestVerifyOfLargeTables$$' -v $(TESTFLAGS) ./test/txsink
+
+bench: ## all benchmarks with their targets, then docs/benchmarks.md; fails at its end if a target is missed
+	@$(need_go)
+	@missed=; for b in $(BENCHMARKS); do $(MAKE) --no-print-directory bench-$$b || missed="$$missed $$b"; done; \
+	$(MAKE) --no-print-directory bench-document || missed="$$missed document"; \
+	[ -z "$$missed" ] || { echo "make: FAILED: a target is missed, or it broke:$$missed" >&2; exit 1; }
+
+bench-decode: ## strict decoding against encoding/json and a bare walk over the bytes
+	@$(need_go)
+	@$(call run_bench,TestBenchDecode)
+
+bench-state: ## the memory of ids against a map of Go: bytes, nanoseconds, restore
+	@$(need_go)
+	@$(call run_bench,TestBenchState)
+
+bench-lane: ## the whole service over an embedded broker, with shards that keep nothing
+	@$(need_go)
+	@$(call run_bench,TestBenchLane)
+
+bench-sink: ## the whole service on real servers against its statements in MySQL alone
+	@$(need_go)
+	@env=$$(scripts/testbed --env) && eval "$$env" && { $(call run_bench,TestBenchSink); }
+
+bench-memory: ## the memory and the idle cost of the real binary on real servers
+	@$(need_go)
+	@env=$$(scripts/testbed --env) && eval "$$env" && { $(call run_bench,TestBenchMemory); }
+
+bench-document: ## docs/benchmarks.md and its plots anew from the stored results
+	@$(need_go)
+	@BILLING_BENCH=document $(GO) test -C test/bench/measure -count=1 -run '^TestDocumentIsRendered$$'
 
 testbed: ## only make the test servers' engine and images ready
 	@scripts/testbed

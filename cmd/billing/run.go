@@ -179,7 +179,8 @@ func runService(ctx context.Context, c *config.Config, accepts *acceptance, log 
 		return err
 	}
 	lanes := pipeline.New(pipeline.Config{
-		Job: job, Interval: c.Checkpoint.Interval, MaxRecords: c.Checkpoint.MaxRecords, MaxBytes: c.Checkpoint.MaxBytes,
+		Job: job, Interval: c.Checkpoint.Interval, MaxInterval: c.Checkpoint.MaxInterval,
+		MaxRows: c.Checkpoint.MaxRows, MaxRecords: c.Checkpoint.MaxRecords, MaxBytes: c.Checkpoint.MaxBytes,
 		MemoryBytes: c.Memory.MaxBytes,
 		Lateness:    c.Dedup.Lateness, Skew: c.Dedup.Skew, MaxIDs: c.Dedup.MaxIDs,
 		Window: c.Aggregate.Window, Ledger: c.Ledger.Enabled,

@@ -168,6 +168,13 @@ func (s *State) Restored(forgottenBefore int64) (count, checksum uint64) {
 	return count, checksum
 }
 
+// Added is how many ids the running epoch has added.
+func (s *State) Added() int { return len(s.running) }
+
+// AdditionBytes is what an addition holds in memory until its epoch is decided: on
+// the epoch's list, and encoded in a chunk. Its place in the index is not in it.
+const AdditionBytes = slotBytes + chunkEntry
+
 // Len is the number of entries, at the horizon of the last Freeze or Restored:
 // what dedup.max_ids bounds.
 func (s *State) Len() int { return s.live }

@@ -23,9 +23,11 @@ import (
 type Config struct {
 	Job *checkpoint.Job
 
-	Interval   time.Duration // between two barriers of a lane with records
-	MaxRecords int           // of an epoch; a barrier comes at the latest then
-	MaxBytes   int64         // held by an epoch; likewise, and not more than its lane's share of MemoryBytes
+	Interval    time.Duration // from a lane's first record to its barrier
+	MaxInterval time.Duration // likewise, of a lane that is behind; and how long a checkpoint should take
+	MaxRows     int           // that an epoch writes; a barrier comes at the latest then
+	MaxRecords  int           // of an epoch; likewise
+	MaxBytes    int64         // held by an epoch, ids included; likewise, and not more than its lane's share
 
 	// What all lanes hold of messages, see shares: waiting, in epochs that are
 	// filled and in those that are committed. The ids are beside it.

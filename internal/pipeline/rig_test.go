@@ -147,7 +147,7 @@ func newRig(t *testing.T, change func(*pipeline.Config)) *rig {
 			Kafka: r.world, Shards: r.world.Shards(), Limits: checkpoint.DefaultLimits(30 * time.Second),
 			Listener: checkpoint.Listener{Net: func(_ checkpoint.At, net string, _ error) { r.nets.add(net) }},
 		},
-		Interval: time.Second, MaxRecords: 100, MaxBytes: 1 << 30, MemoryBytes: 1 << 32,
+		Interval: time.Second, MaxInterval: 5 * time.Second, MaxRows: 1 << 20, MaxRecords: 100, MaxBytes: 1 << 30, MemoryBytes: 1 << 32,
 		Lateness: time.Hour, Skew: 5 * time.Minute, MaxIDs: 1 << 40, Window: time.Hour, Ledger: true,
 		Decoder:      event.Config{TypePrefix: "com.example.billing.", Currencies: []string{"USD"}},
 		StoppedRetry: time.Minute, IdleMove: time.Minute,

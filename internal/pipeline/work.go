@@ -50,6 +50,7 @@ type work struct {
 	armed    bool // the barrier's timer runs: the epoch has its first record
 	due      bool // the barrier's time has come
 	waiting  bool // for room under dedup.max_ids
+	pace     pace
 }
 
 // job is what the committer does with the session, one at a time: an epoch, or
@@ -58,6 +59,8 @@ type job func(ctx context.Context) result
 
 type result struct {
 	epoch    *checkpoint.Epoch // that was to be committed; nil for an idle lane's look
+	rows     int               // that it writes
+	took     time.Duration     // from C2 to C8
 	position int64             // that an idle lane has moved to; 0 for none
 	err      error
 }
@@ -77,6 +80,7 @@ func newWork(l *lane, s *checkpoint.Session, state *dedup.State) *work {
 		results: make(chan result, 1),
 		barrier: time.NewTimer(time.Hour),
 		decided: time.Now(),
+		pace:    newPace(cfg),
 	}
 	w.barrier.Stop()
 	w.moveHorizon()
@@ -139,7 +143,11 @@ func (w *work) run() error {
 				return err
 			}
 		case <-w.barrier.C:
-			w.armed, w.due = false, true
+			if w.keepOpen() {
+				w.barrier.Reset(openLook)
+			} else {
+				w.armed, w.due = false, true
+			}
 		case <-recheck.C: // other lanes may have made room under dedup.max_ids
 		case <-idle.C:
 			w.idle()
@@ -195,6 +203,7 @@ func (w *work) fill() error {
 	if !w.epoch.Empty() {
 		if !w.armed && !w.due {
 			w.armed = true
+			w.pace.begun = time.Now()
 			w.barrier.Reset(w.cfg.Interval)
 		}
 		failpoint.Hit(failpoint.Polled, 0)
@@ -209,19 +218,6 @@ const countEvery = 64
 
 // countIDs keeps what dedup.max_ids is held against.
 func (w *work) countIDs() { w.l.countIDs(int64(w.state.Len())) }
-
-// full: the epoch has come to its bound.
-func (w *work) full() bool {
-	in := w.epoch.Counts.In
-	return in >= w.maxRecords() || w.epoch.Bytes >= w.maxBytes() || in > 0 && w.position == w.l.retried.upTo
-}
-
-func (w *work) maxRecords() int64 {
-	if n := w.l.retried.maxRecords; n > 0 {
-		return n
-	}
-	return int64(w.cfg.MaxRecords)
-}
 
 // room: another record may be taken. The epoch that is full waits for the one
 // in flight, and ids need room in memory.
@@ -279,7 +275,9 @@ func (w *work) cut() {
 		for i, c := range chunks {
 			e.Chunks[i] = checkpoint.Chunk{BucketEnd: c.BucketEnd, Data: c.Data}
 		}
-		return result{epoch: e, err: w.s.Checkpoint(ctx, e)}
+		begun := time.Now()
+		err := w.s.Checkpoint(ctx, e)
+		return result{epoch: e, rows: epoch.Rows(), took: time.Since(begun), err: err}
 	})
 }
 
@@ -316,6 +314,7 @@ func (w *work) done(r result) error {
 		if grown := n + n/8 + 1; n > 0 && grown < int64(w.cfg.MaxRecords) {
 			w.l.retried.maxRecords = grown
 		}
+		w.pace.follow(r.rows, r.took)
 	}
 	w.position = max(w.position, r.position)
 	if r.epoch != nil || r.position > 0 {

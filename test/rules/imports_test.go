@@ -35,6 +35,7 @@ var mayImport = map[string][]string{
 	"deploy":                             {},
 	"test/servers":                       {"deploy"},
 	"test/proxy":                         {},
+	"test/bench/measure":                 {},
 }
 
 // onlyIn says where packages of others may be imported, outside of tests and of

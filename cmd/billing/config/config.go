@@ -54,11 +54,13 @@ type Shard struct {
 	DSNFile string `mapstructure:"dsn_file"` // relative to the working directory
 }
 
-// Checkpoint says when an epoch ends: at whichever comes first.
+// Checkpoint says when an epoch of a lane ends: at whichever comes first.
 type Checkpoint struct {
-	Interval   time.Duration `mapstructure:"interval"`
-	MaxRecords int           `mapstructure:"max_records"` // per lane and epoch
-	MaxBytes   int64         `mapstructure:"max_bytes"`   // of message values, per lane and epoch
+	Interval    time.Duration `mapstructure:"interval"`
+	MaxInterval time.Duration `mapstructure:"max_interval"` // of a lane that is behind; no less than Interval in effect
+	MaxRows     int           `mapstructure:"max_rows"`     // that the epoch writes, on all shards
+	MaxRecords  int           `mapstructure:"max_records"`
+	MaxBytes    int64         `mapstructure:"max_bytes"` // that the epoch holds in memory
 }
 
 // Memory says what one instance may hold of messages, beside the ids.
@@ -112,9 +114,11 @@ func Default() Config {
 			MaxBatchBytes:      64 << 20,
 		},
 		Checkpoint: Checkpoint{
-			Interval:   time.Second,
-			MaxRecords: 20_000,
-			MaxBytes:   32 << 20,
+			Interval:    time.Second,
+			MaxInterval: 5 * time.Second,
+			MaxRows:     50_000,
+			MaxRecords:  1_000_000,
+			MaxBytes:    32 << 20,
 		},
 		Memory: Memory{MaxBytes: 512 << 20},
 		Dedup: Dedup{

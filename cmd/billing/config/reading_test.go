@@ -98,7 +98,7 @@ func TestReading(t *testing.T) {
 
 		{"text for other types", good + "checkpoint: {interval: soon, max_records: many}\nfirst_start: 'yes'\nledger: on\n", nil, []string{
 			"config.yaml:13: checkpoint.interval: \"soon\" is not a time span: " + durationForm,
-			"config.yaml:13: checkpoint.max_records: \"many\" is not a whole number: write it out in digits, such as 20000",
+			"config.yaml:13: checkpoint.max_records: \"many\" is not a whole number: write it out in digits, such as 1000000",
 			"config.yaml:14: first_start: \"yes\": want true or false",
 			"config.yaml:15: ledger: want its keys below it, indented (enabled), got text",
 		}},
@@ -111,7 +111,7 @@ func TestReading(t *testing.T) {
 			"config.yaml:13: checkpoint.max_records: want a whole number, got text: remove the quotes",
 		}},
 		{"numbers of other forms", good + "checkpoint:\n  max_records: 1e3\n  max_bytes: 0x20000000\ndedup:\n  max_ids: 99999999999999999999\n", nil, []string{
-			"config.yaml:14: checkpoint.max_records: \"1e3\" is not a whole number: write it out in digits, such as 20000",
+			"config.yaml:14: checkpoint.max_records: \"1e3\" is not a whole number: write it out in digits, such as 1000000",
 			"config.yaml:15: checkpoint.max_bytes: \"0x20000000\" is not a whole number: write it out in digits, such as 33554432",
 			"config.yaml:17: dedup.max_ids: \"99999999999999999999\" is too large",
 		}},
@@ -131,7 +131,7 @@ func TestReading(t *testing.T) {
 			"BILLING_JOB=", "BILLING_DEDUP_LATENESS=10", "BILLING_FIRST_START=maybe", "BILLING_CHECKPOINT_MAX_RECORDS=lots",
 			"BILLING_KAFKA_BROKERS=a:1,,b", "BILLING_KAFKA_TRANSACTION_TIMEOUT=1ms",
 		}, []string{
-			"BILLING_CHECKPOINT_MAX_RECORDS: checkpoint.max_records: \"lots\" is not a whole number: write it out in digits, such as 20000",
+			"BILLING_CHECKPOINT_MAX_RECORDS: checkpoint.max_records: \"lots\" is not a whole number: write it out in digits, such as 1000000",
 			"BILLING_DEDUP_LATENESS: dedup.lateness: \"10\" is not a time span: " + durationForm,
 			"BILLING_FIRST_START: first_start: \"maybe\": want true or false",
 			"BILLING_JOB: job: is set to nothing: give it a value, such as billing, or unset it",

@@ -133,6 +133,8 @@ func (k *check) kafka() {
 func (k *check) times() {
 	c := k.c
 	within(k, "checkpoint.interval", c.Checkpoint.Interval, 10*time.Millisecond, time.Minute, "charges show in the tables about so long after they were read")
+	within(k, "checkpoint.max_interval", c.Checkpoint.MaxInterval, 10*time.Millisecond, time.Minute, "what a lane that is behind has read shows in the tables about so long after it")
+	within(k, "checkpoint.max_rows", c.Checkpoint.MaxRows, 1, 1_000_000, "an epoch's rows are one branch on each shard")
 	within(k, "checkpoint.max_records", c.Checkpoint.MaxRecords, 1, 1_000_000, "an epoch's writes are one branch on each shard")
 	within(k, "checkpoint.max_bytes", c.Checkpoint.MaxBytes, 1<<20, 1<<30, "one message may have 1 MiB, and an epoch is held in memory")
 	within(k, "memory.max_bytes", c.Memory.MaxBytes, 64<<20, 1<<40, "all lanes of an instance share it, for what is fetched and for two epochs each")

@@ -45,9 +45,11 @@ func TestRules(t *testing.T) {
 			"config.yaml:13: log.format: \"yaml\": want one of text, json",
 		}},
 
-		{"too little", good + "kafka_: 1\ncheckpoint: {interval: 9ms, max_records: 0, max_bytes: 5}\ndedup: {lateness: 999ms, skew: -1s, max_ids: 0}\naggregate: {window: 500ms}\n", nil, []string{
+		{"too little", good + "kafka_: 1\ncheckpoint: {interval: 9ms, max_interval: 9ms, max_rows: 0, max_records: 0, max_bytes: 5}\ndedup: {lateness: 999ms, skew: -1s, max_ids: 0}\naggregate: {window: 500ms}\n", nil, []string{
 			"config.yaml:13: kafka_: unknown key: did you mean kafka?",
 			"config.yaml:14: checkpoint.interval: 9ms is less than 10ms, the least allowed: charges show in the tables about so long after they were read",
+			"config.yaml:14: checkpoint.max_interval: 9ms is less than 10ms, the least allowed: what a lane that is behind has read shows in the tables about so long after it",
+			"config.yaml:14: checkpoint.max_rows: 0 is less than 1, the least allowed: an epoch's rows are one branch on each shard",
 			"config.yaml:14: checkpoint.max_records: 0 is less than 1, the least allowed: an epoch's writes are one branch on each shard",
 			"config.yaml:14: checkpoint.max_bytes: 5 is less than 1048576, the least allowed: one message may have 1 MiB, and an epoch is held in memory",
 			"config.yaml:15: dedup.lateness: 999ms is less than 1s, the least allowed: older events are refused, and ids are remembered so long",

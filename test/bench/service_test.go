@@ -1,0 +1,233 @@
+package bench
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+
+	"billing/test/servers"
+)
+
+// job is one job of the service on real servers: a group, databases and a
+// configuration of its own, over a topic that other jobs may read, too.
+type job struct {
+	t      testing.TB
+	name   string
+	topic  string
+	config string
+	dsns   []string
+	db     []*sql.DB // of each shard, with all rights
+}
+
+// jobConfig is what a benchmark sets; the rest are the defaults.
+type jobConfig struct {
+	Shards int
+	Ledger bool
+	More   string // YAML at the top level
+}
+
+// newTopic makes a topic.
+func newTopic(t testing.TB, partitions int32) string {
+	t.Helper()
+	topic := "bench-" + uuid.NewString()[:8]
+	kafkaServer(t).CreateTopic(t, topic, partitions, nil)
+	return topic
+}
+
+// newJob makes a job's databases and tables.
+func newJob(t testing.TB, topic string, c jobConfig) *job {
+	t.Helper()
+	j := &job{t: t, name: "bench-" + uuid.NewString()[:8], topic: topic}
+	var list strings.Builder
+	for i := range c.Shards {
+		dsn := mysqlServer(t).NewDatabase(t)
+		j.dsns = append(j.dsns, dsn)
+		fmt.Fprintf(&list, "  - name: s%d\n    dsn: %q\n", i, dsn)
+		db, err := sql.Open("mysql", servers.AsRoot(dsn))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = db.Close() })
+		j.db = append(j.db, db)
+	}
+	dir := filepath.Join(t.ArtifactDir(), j.name)
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	j.config = filepath.Join(dir, "config.yaml")
+	yaml := fmt.Sprintf(`job: %s
+kafka:
+  brokers: [%q]
+  topic: %s
+shards:
+%smessage:
+  type_prefix: com.example.billing.
+  currencies: [EUR, USD]
+ledger:
+  enabled: %t
+admin:
+  listen: "127.0.0.1:0"
+first_start: true
+%s`, j.name, kafkaServer(t).Addr(), topic, list.String(), c.Ledger, c.More)
+	if err := os.WriteFile(j.config, []byte(yaml), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	asMigrate := filepath.Join(dir, "migrate.yaml")
+	if err := os.WriteFile(asMigrate, []byte(servers.AsMigrate(yaml)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := exec.Command(billing(t), "migrate", "--config", asMigrate).CombinedOutput(); err != nil {
+		t.Fatalf("migrate: %v\n%s", err, out)
+	}
+	return j
+}
+
+// instance is one process of the service.
+type instance struct {
+	j    *job
+	cmd  *exec.Cmd
+	log  string
+	done chan struct{}
+	err  error
+}
+
+// start starts `billing run`. It is killed at the end of the test at the latest.
+func (j *job) start(env ...string) *instance {
+	j.t.Helper()
+	f, err := os.CreateTemp(filepath.Dir(j.config), "run-*.log")
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	defer f.Close()
+	p := &instance{j: j, log: f.Name(), done: make(chan struct{})}
+	p.cmd = exec.Command(billing(j.t), "run", "--config", j.config)
+	p.cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "BILLING_") }), env...)
+	p.cmd.Stdout, p.cmd.Stderr = f, f
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := p.cmd.Start(); err != nil {
+		j.t.Fatal(err)
+	}
+	go func() {
+		p.err = p.cmd.Wait()
+		close(p.done)
+	}()
+	j.t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-p.done
+		if j.t.Failed() {
+			j.t.Logf("the log's end:\n%s", p.said())
+		}
+	})
+	return p
+}
+
+// stop ends it as an orchestrator does, and returns what it has used of the
+// processor.
+func (p *instance) stop() (cpu time.Duration) {
+	p.j.t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.j.t.Fatal(err)
+	}
+	<-p.done
+	if p.err != nil {
+		p.j.t.Fatal("billing run: ", p.err)
+	}
+	return p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
+}
+
+// records is how many records the committed epochs of shard 0 account for.
+func (j *job) records() (n int64, err error) {
+	err = j.db[0].QueryRow("SELECT COALESCE(SUM(records_in), 0) FROM billing_epoch").Scan(&n)
+	return n, err
+}
+
+// drained waits until the committed epochs account for n records, and returns how
+// long it took from the moment when the first lane was at work: the start of the
+// process and joining the group are not in it, the first epoch is.
+func (j *job) drained(p *instance, n int64) time.Duration {
+	j.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	var begun time.Time
+	var have int64
+	for {
+		if begun.IsZero() {
+			if strings.Contains(p.said(), "lane running") {
+				begun = time.Now()
+			}
+		} else {
+			var err error
+			if have, err = j.records(); err != nil {
+				j.t.Fatal(err)
+			}
+			if have >= n {
+				return time.Since(begun)
+			}
+		}
+		select {
+		case <-tick.C:
+		case <-p.done:
+			j.t.Fatalf("billing run ended with %d of %d records accounted for: %v\n%s", have, n, p.err, p.said())
+		case <-ctx.Done():
+			j.t.Fatalf("%d of %d records are accounted for after an hour", have, n)
+		}
+	}
+}
+
+// said is the end of the instance's log.
+func (p *instance) said() string {
+	b, err := os.ReadFile(p.log)
+	if err != nil {
+		p.j.t.Fatal(err)
+	}
+	return string(b[max(0, len(b)-8000):])
+}
+
+// exact compares the tables with what must come out, and has billing verify look
+// at every row.
+func (j *job) exact(e expected) {
+	j.t.Helper()
+	var got expected
+	var net int64
+	for i, db := range j.db {
+		var entries, micros int64
+		if err := db.QueryRow("SELECT COALESCE(SUM(entry_count), 0), CAST(COALESCE(SUM(net_amount), 0) * 1000000 AS SIGNED) FROM billing_totals").Scan(&entries, &micros); err != nil {
+			j.t.Fatal(err)
+		}
+		net += micros
+		got.Applied += entries
+		if i == 0 {
+			if err := db.QueryRow("SELECT SUM(records_in), SUM(duplicates) FROM billing_epoch").Scan(&got.Records, &got.Duplicates); err != nil {
+				j.t.Fatal(err)
+			}
+		}
+	}
+	got.Micros = net
+	if got != e {
+		j.t.Fatalf("the tables say %+v, want %+v", got, e)
+	}
+	asReader := filepath.Join(filepath.Dir(j.config), "verify.yaml")
+	b, err := os.ReadFile(j.config)
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	if err := os.WriteFile(asReader, []byte(servers.AsReader(string(b))), 0o600); err != nil {
+		j.t.Fatal(err)
+	}
+	if out, err := exec.Command(billing(j.t), "verify", "--config", asReader).CombinedOutput(); err != nil {
+		j.t.Fatalf("billing verify: %v\n%s", err, bytes.TrimSpace(out))
+	}
+}
