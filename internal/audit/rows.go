@@ -38,7 +38,7 @@ func (s *side) between(end int64) (condition string, args []any) {
 // readLedger reads the run's rows of billing_ledger.
 func (s *side) readLedger(ctx context.Context, end int64) error {
 	where, args := s.between(end)
-	book := bookkeeper{side: s, window: s.lane.v.cfg.Window.Microseconds(), currencies: map[string]string{}}
+	book := bookkeeper{side: s, hasher: event.NewHasher(), window: s.lane.v.cfg.Window.Microseconds(), currencies: map[string]string{}}
 	return s.scan(ctx, func(r row) error {
 		seq := r.int(3)
 		entry := book.check(r)
@@ -67,7 +67,7 @@ type bookkeeper struct {
 	*side
 	window     int64 // µs
 	currencies map[string]string
-	scratch    []byte
+	hasher     *event.Hasher
 
 	start     int64 // of the last row's window, µs since 1970 UTC
 	startText []byte
@@ -101,7 +101,7 @@ func (b *bookkeeper) check(r row) (entry entry) {
 	if ev.Time, ok = micros(r[15]); !ok {
 		wrong("occurred_at is "+Printable(r.text(15)), "a time")
 	}
-	b.scratch = ev.Hash(b.scratch)
+	b.hasher.Hash(&ev)
 	if string(r[4]) != tenant {
 		wrong("tenant_id is "+Printable(r.text(4)), tenant)
 	}

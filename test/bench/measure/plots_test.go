@@ -27,6 +27,8 @@ func TestHistogramQuantiles(t *testing.T) {
 			half.Add(d)
 		}
 	}
+	all = append(all, time.Hour)
+	half.Add(time.Hour)
 	h.Merge(&half)
 	slices.Sort(all)
 	if h.Count() != int64(len(all)) || h.Max() != all[len(all)-1] {
