@@ -34,6 +34,7 @@ type job struct {
 type jobConfig struct {
 	Shards int
 	Ledger bool
+	Broker string // where it is not the server's own address
 	More   string // YAML at the top level
 }
 
@@ -61,6 +62,9 @@ func newJob(t testing.TB, topic string, c jobConfig) *job {
 		t.Cleanup(func() { _ = db.Close() })
 		j.db = append(j.db, db)
 	}
+	if c.Broker == "" {
+		c.Broker = kafkaServer(t).Addr()
+	}
 	dir := filepath.Join(t.ArtifactDir(), j.name)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -79,7 +83,7 @@ ledger:
 admin:
   listen: "127.0.0.1:0"
 first_start: true
-%s`, j.name, kafkaServer(t).Addr(), topic, list.String(), c.Ledger, c.More)
+%s`, j.name, c.Broker, topic, list.String(), c.Ledger, c.More)
 	if err := os.WriteFile(j.config, []byte(yaml), 0o600); err != nil {
 		t.Fatal(err)
 	}
