@@ -15,7 +15,7 @@ ROWS      ?= 10000000
 ON_SERVERS = /test/(servers|consume|txsink|e2e|compose|bench)$$|/cmd/demo$$
 
 # What make bench runs: a test of test/bench each, and a section of docs/benchmarks.md.
-BENCHMARKS = decode state lane sink memory
+BENCHMARKS = decode state lane sink delay memory
 
 # Runs one benchmark at its published size, which prints as it goes. $(1) is its test.
 run_bench = $(GO) test -C test/bench -list '^$(1)$$' | grep -qx '$(1)' || { echo "make: FAILED: test/bench has no $(1)" >&2; exit 1; }; \
@@ -27,7 +27,7 @@ need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-unit test-outages test-random test-verify test-verify-large testbed demo tour lint clean
-.PHONY: bench bench-decode bench-state bench-lane bench-sink bench-memory bench-document
+.PHONY: bench bench-decode bench-state bench-lane bench-sink bench-delay bench-memory bench-document
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -88,6 +88,10 @@ bench-lane: ## the whole service over an embedded broker, with shards that keep 
 bench-sink: ## the whole service on real servers against its statements in MySQL alone
 	@$(need_go)
 	@env=$$(scripts/testbed --env) && eval "$$env" && { $(call run_bench,TestBenchSink); }
+
+bench-delay: ## how long a message waits until it shows in the tables, in lanes that keep up
+	@$(need_go)
+	@env=$$(scripts/testbed --env) && eval "$$env" && { $(call run_bench,TestBenchDelay); }
 
 bench-memory: ## the memory and the idle cost of the real binary on real servers
 	@$(need_go)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -37,6 +38,9 @@ var shared struct {
 const startWithin = 5 * time.Minute
 
 func TestMain(m *testing.M) {
+	if topic := os.Getenv(brokerVariable); topic != "" {
+		os.Exit(beBroker(topic))
+	}
 	code := m.Run()
 	if shared.kafka != nil {
 		_ = shared.kafka.Close()
@@ -79,6 +83,28 @@ func mysqlServer(t testing.TB) *servers.MySQLServer {
 		t.Fatal(shared.mysqlErr)
 	}
 	return shared.mysql
+}
+
+// kafkaVersion is what the broker's protocol tells of its version.
+func kafkaVersion(t testing.TB) string {
+	t.Helper()
+	brokers, err := kafkaServer(t).Admin(t).ApiVersions(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, b := range brokers {
+		return strings.TrimPrefix(b.VersionGuess(), "v")
+	}
+	t.Fatal("no broker tells its version")
+	return ""
+}
+
+func mysqlVersion(t testing.TB) (version string) {
+	t.Helper()
+	if err := mysqlServer(t).Root().QueryRow("SELECT @@version").Scan(&version); err != nil {
+		t.Fatal(err)
+	}
+	return version
 }
 
 // billing is the path of the real binary, built as it is deployed.

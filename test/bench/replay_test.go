@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"archive/tar"
 	"bufio"
 	"bytes"
 	"context"
@@ -8,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strings"
 	"sync"
@@ -23,7 +25,7 @@ import (
 type recording struct {
 	setup []string
 	lanes [][]string // by partition
-	bytes int
+	rows  int        // of the ledger, the totals and the rejects
 }
 
 // record has run's statements written to the server's general log, and reads them.
@@ -40,8 +42,12 @@ func record(t testing.TB, partitions int32, run func()) *recording {
 	if _, err := m.Root().Exec("SET GLOBAL general_log = OFF"); err != nil {
 		t.Fatal(err)
 	}
-	log, err := m.Take(t.Context(), file)
+	copied, err := m.Take(t.Context(), file)
 	if err != nil {
+		t.Fatal(err)
+	}
+	log := tar.NewReader(bytes.NewReader(copied))
+	if _, err := log.Next(); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := m.Shell(t.Context(), "rm "+file); err != nil {
@@ -55,41 +61,47 @@ func record(t testing.TB, partitions int32, run func()) *recording {
 }
 
 var (
-	logLine   = regexp.MustCompile(`^\S+Z\t\s*(\d+) Query\t(.*)$`)
-	branchOf  = regexp.MustCompile(`^XA (?:START|COMMIT) X'([0-9a-f]{128})'`)
-	epochOf   = regexp.MustCompile(`^SELECT gtrid, .* FROM billing_epoch .*kafka_partition = (\d+) AND`)
-	sessionOf = regexp.MustCompile(`^SET `)
+	branchOf = regexp.MustCompile(`^XA (?:START|COMMIT) X'([0-9a-f]{128})'`)
+	rowsOf   = regexp.MustCompile(`^INSERT INTO billing_(?:ledger|total|rejects) `)
+	epochOf  = regexp.MustCompile(`^SELECT gtrid, .* FROM billing_epoch .*kafka_partition = (\d+) AND`)
 )
+
+// said takes a line of a general log apart: time, connection and command, statement,
+// with tabs between them.
+func said(line string) (connection, statement string, ok bool) {
+	_, rest, _ := strings.Cut(line, "\t")
+	who, statement, _ := strings.Cut(rest, "\t")
+	connection, ok = strings.CutSuffix(strings.TrimLeft(who, " "), " Query")
+	return connection, statement, ok
+}
 
 // parseLog finds each lane's statements in a general log. A burst is known by its
 // XA START, and what was said on a connection before one is known belongs to the next
 // that is: its lock, and the look at the server.
-func parseLog(log []byte, partitions int32) (*recording, error) {
+func parseLog(log io.Reader, partitions int32) (*recording, error) {
 	r := &recording{lanes: make([][]string, partitions)}
 	type connection struct {
+		setup   []string
 		waiting []string
 		lane    int32 // of the burst that is being written; -1 outside of one
 	}
 	connections := map[string]*connection{}
-	lines := bufio.NewScanner(bytes.NewReader(log))
+	lines := bufio.NewScanner(log)
 	lines.Buffer(nil, 256<<20)
 	for lines.Scan() {
-		found := logLine.FindStringSubmatch(lines.Text())
-		if found == nil {
+		id, statement, ok := said(lines.Text())
+		if !ok {
 			continue // a head line, a connect, a quit
 		}
-		c := connections[found[1]]
+		c := connections[id]
 		if c == nil {
 			c = &connection{lane: -1}
-			connections[found[1]] = c
+			connections[id] = c
 		}
-		statement := found[2]
 		lane := c.lane
 		switch {
-		case sessionOf.MatchString(statement):
-			if len(connections) == 1 || len(r.setup) < 2 {
-				r.setup = append(r.setup, statement)
-			}
+		case strings.HasPrefix(statement, "SET "):
+			c.setup = append(c.setup, statement)
 			continue
 		case branchOf.MatchString(statement):
 			g, err := hex.DecodeString(branchOf.FindStringSubmatch(statement)[1])
@@ -102,7 +114,7 @@ func parseLog(log []byte, partitions int32) (*recording, error) {
 			}
 			lane = name.Partition
 			if strings.HasPrefix(statement, "XA START") {
-				c.lane = lane
+				c.lane, r.setup = lane, c.setup
 			}
 		case epochOf.MatchString(statement):
 			if _, err := fmt.Sscan(epochOf.FindStringSubmatch(statement)[1], &lane); err != nil {
@@ -125,7 +137,9 @@ func parseLog(log []byte, partitions int32) (*recording, error) {
 		}
 		for _, s := range append(c.waiting, statement) {
 			r.lanes[lane] = append(r.lanes[lane], s)
-			r.bytes += len(s)
+			if rowsOf.MatchString(s) {
+				r.rows += 1 + strings.Count(s, "),(")
+			}
 		}
 		c.waiting = nil
 	}
@@ -134,7 +148,7 @@ func parseLog(log []byte, partitions int32) (*recording, error) {
 	}
 	for lane, statements := range r.lanes {
 		if len(statements) == 0 {
-			return nil, fmt.Errorf("lane %d has said nothing in %d bytes of log", lane, len(log))
+			return nil, fmt.Errorf("lane %d has said nothing", lane)
 		}
 	}
 	return r, nil

@@ -129,6 +129,30 @@ func (s *server) waitReady(ctx context.Context) error {
 // ID is the container's id.
 func (s *server) ID() string { return s.container.GetContainerID() }
 
+// Processor is how much processor time the server's main process has used so far. The
+// engine must be on this machine.
+func (s *server) Processor(ctx context.Context) (time.Duration, error) {
+	is, err := s.container.Inspect(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("inspect %s: %w", s.kind, err)
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", is.State.Pid))
+	if err != nil {
+		return 0, fmt.Errorf("%s is no process of this machine: %w", s.kind, err)
+	}
+	// Behind the name, which may hold anything: the state is field 3, and 14 and 15 are
+	// user and system time in hundredths of a second.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	var user, system int64
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("%s: /proc/%d/stat has %d fields", s.kind, is.State.Pid, len(fields))
+	}
+	if _, err := fmt.Sscan(fields[11]+" "+fields[12], &user, &system); err != nil {
+		return 0, fmt.Errorf("%s: /proc/%d/stat: %w", s.kind, is.State.Pid, err)
+	}
+	return time.Duration(user+system) * 10 * time.Millisecond, nil
+}
+
 // Kill ends the server with SIGKILL, as a crash does, and returns when it is gone. Its data stay.
 func (s *server) Kill(ctx context.Context) error {
 	if _, err := s.engine.docker.ContainerKill(ctx, s.ID(), client.ContainerKillOptions{Signal: "KILL"}); err != nil {
