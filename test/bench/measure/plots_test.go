@@ -138,7 +138,9 @@ func texts(t *testing.T, svg []byte) (boxes []box, width, height float64) {
 			}
 			size := float64(fontSize)
 			if strings.Contains(word(e, "class"), "small") {
-				size = 11
+				size = smallSize
+			} else if word(e, "class") == "tiny" {
+				size = tinySize
 			} else if word(e, "class") == "title" {
 				size = titleSize
 			}
