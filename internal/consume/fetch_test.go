@@ -21,6 +21,7 @@ func (failures) Assigned([]int32)                                  {}
 func (failures) Revoked(context.Context, []int32)                  {}
 func (failures) Lost([]int32)                                      {}
 func (failures) Deliver(int32, uint64, []event.Record, int, int64) {}
+func (failures) Waiting() int64                                    { return 0 }
 
 // The client goes on after an error that is of no partition, and with it all
 // partitions do.

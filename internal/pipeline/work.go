@@ -125,8 +125,6 @@ func (w *work) run() error {
 
 	idle := time.NewTicker(w.cfg.IdleMove / 4)
 	defer idle.Stop()
-	recheck := time.NewTicker(idsRecheck)
-	defer recheck.Stop()
 
 	for {
 		w.cut() // of what waited for the epoch in flight; the batch in hand goes on
@@ -137,8 +135,10 @@ func (w *work) run() error {
 		w.tell()
 
 		ready := w.l.inbox.ready
+		var recheck <-chan time.Time
 		if !w.room() {
 			ready = nil // back-pressure: the inbox fills, and pauses the partition
+			recheck = time.After(idsRecheck)
 		}
 		select {
 		case <-ready:
@@ -152,7 +152,7 @@ func (w *work) run() error {
 			} else {
 				w.armed, w.due = false, true
 			}
-		case <-recheck.C: // other lanes may have made room under dedup.max_ids
+		case <-recheck: // other lanes may have made room under dedup.max_ids
 		case <-idle.C:
 			w.idle()
 		case err := <-swept:
@@ -385,7 +385,7 @@ func (w *work) halve(e *checkpoint.Epoch, why string) {
 
 // idle moves the offset of a lane that has had no records for a while.
 func (w *work) idle() {
-	if w.inFlight || !w.epoch.Empty() || len(w.rest) > 0 || time.Since(w.decided) < w.cfg.IdleMove {
+	if w.inFlight || !w.epoch.Empty() || len(w.rest) > 0 || time.Since(w.decided) < w.cfg.IdleMove || w.l.inbox.reached() <= w.position {
 		return
 	}
 	from, decided := w.position, w.s.Decision()
