@@ -179,7 +179,7 @@ func (b *backlog) serve(t testing.TB, ledger bool, pauses *measure.Histogram) me
 				s.add(c.In)
 			}},
 		},
-		Interval: time.Second, MaxInterval: 5 * time.Second, MaxRows: 50_000, MaxRecords: 1_000_000, MaxBytes: 32 << 20, // as config.yaml has them
+		Interval: time.Second, MaxInterval: 5 * time.Second, MaxRows: 50_000, MaxRecords: 1_000_000, MaxBytes: 32 << 20, MemoryBytes: 512 << 20, // as config.yaml has them
 		Lateness: 35 * 24 * time.Hour, Skew: 5 * time.Minute, MaxIDs: 50_000_000, Window: time.Hour, Ledger: ledger,
 		Decoder:      event.Config{TypePrefix: "com.example.billing.", Currencies: []string{"EUR", "USD"}},
 		StoppedRetry: time.Minute, IdleMove: time.Minute, Now: time.Now, Logger: quiet,
@@ -247,6 +247,7 @@ func (h *dropping) Deliver(_ int32, _ uint64, records []event.Record, _ int, _ i
 	h.add(int64(len(records)))
 }
 
+func (h *dropping) Waiting() int64                   { return 0 }
 func (h *dropping) Revoked(context.Context, []int32) {}
 func (h *dropping) Lost([]int32)                     {}
 func (h *dropping) Failed(p int32, _ uint64, err error) {
