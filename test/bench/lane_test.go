@@ -247,9 +247,7 @@ func (h *dropping) Deliver(_ int32, _ uint64, records []event.Record, _ int, _ i
 	h.add(int64(len(records)))
 }
 
-// Waiting is what is held of what was delivered: nothing.
-func (h *dropping) Waiting() int64 { return 0 }
-
+func (h *dropping) Waiting() int64                   { return 0 }
 func (h *dropping) Revoked(context.Context, []int32) {}
 func (h *dropping) Lost([]int32)                     {}
 func (h *dropping) Failed(p int32, _ uint64, err error) {
