@@ -179,7 +179,7 @@ func TestNextBeginsSmall(t *testing.T) {
 	}
 	before := live()
 	fill(next, list, 1)
-	if holds := live() - before; holds > 8<<10 {
+	if holds := live() - before; holds > 16<<10 {
 		t.Errorf("one record takes %d bytes", holds)
 	}
 	fill(next, list, 100)
