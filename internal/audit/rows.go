@@ -38,7 +38,7 @@ func (s *side) between(end int64) (condition string, args []any) {
 // readLedger reads the run's rows of billing_ledger.
 func (s *side) readLedger(ctx context.Context, end int64) error {
 	where, args := s.between(end)
-	book := bookkeeper{side: s, hasher: event.NewHasher(), window: s.lane.v.cfg.Window.Microseconds(), currencies: map[string]string{}}
+	book := bookkeeper{side: s, window: s.lane.v.cfg.Window.Microseconds(), currencies: map[string]string{}}
 	return s.scan(ctx, func(r row) error {
 		seq := r.int(3)
 		entry := book.check(r)
@@ -67,7 +67,7 @@ type bookkeeper struct {
 	*side
 	window     int64 // µs
 	currencies map[string]string
-	hasher     *event.Hasher
+	hasher     event.Hasher
 
 	start     int64 // of the last row's window, µs since 1970 UTC
 	startText []byte

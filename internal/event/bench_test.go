@@ -21,7 +21,7 @@ func BenchmarkHashOnly(b *testing.B) {
 	if rej := d.Decode(benchRecords()["structured"], &e); rej != nil {
 		b.Fatal(rej)
 	}
-	h := NewHasher()
+	var h Hasher
 	for b.Loop() {
 		h.Hash(&e)
 	}

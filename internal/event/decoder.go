@@ -26,7 +26,7 @@ type Decoder struct {
 	asNumber   bool
 
 	scan    scanner
-	hasher  *Hasher
+	hasher  Hasher
 	scratch []byte // texts that are looked at once
 }
 
@@ -40,7 +40,6 @@ func NewDecoder(c Config) *Decoder {
 		currencies: make(map[string]string, len(c.Currencies)),
 		asNumber:   c.AmountAsNumber,
 		scan:       newScanner(),
-		hasher:     NewHasher(),
 		scratch:    make([]byte, 0, 1024),
 	}
 	for _, code := range c.Currencies {

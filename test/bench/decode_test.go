@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/go-json-experiment/json/jsontext"
-	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"billing/internal/event"
@@ -74,7 +73,7 @@ func TestBenchDecode(t *testing.T) {
 			From: "nothing is allocated for a single record without a reason"})
 	}
 
-	topic := newTopicInProcess(t, forms, measure.Pick(400_000, 4_000))
+	topic := newDecodeTopic(t, forms, measure.Pick(400_000, 4_000))
 	d, e := newDecoder(), event.Event{}
 	consuming := func(name string, each func(*event.Record) bool) measure.Thing {
 		return measure.Thing{Name: name, Run: func() measure.Values { return topic.consume(t, each) }}
@@ -85,13 +84,12 @@ func TestBenchDecode(t *testing.T) {
 		consuming("json", func(r *event.Record) bool { return intoStruct(r.Value) }),
 		consuming("structured", func(r *event.Record) bool { return d.Decode(r, &e) == nil }),
 	)
-	const both = "the broker, in the same process, is part of it"
-	rate("consume alone", consumed, "nothing", none, both)
-	rate("consume, bare walk", consumed, "walk", none, both)
-	rate("consume, encoding/json", consumed, "json", none, both)
-	rate("consume, structured", consumed, "structured", none, both)
-	r.Figure(measure.Figure{Name: "the same, of encoding/json", Unit: "times", Values: consumed.Ratio("structured", "json", "rate"), Target: measure.AtLeast(3.3),
-		From: "as above; the client's and the broker's work is on both sides"})
+	rate("consume alone", consumed, "nothing", none, "")
+	rate("consume, bare walk", consumed, "walk", none, "")
+	rate("consume, encoding/json", consumed, "json", none, "")
+	rate("consume, structured", consumed, "structured", none, "")
+	r.Figure(measure.Figure{Name: "consume, of encoding/json", Unit: "times", Values: consumed.Ratio("structured", "json", "rate"), Note: "the client's work is on both sides"})
+	r.Figure(measure.Figure{Name: "consume, of the bare walk", Unit: "times", Values: consumed.Ratio("structured", "walk", "rate")})
 
 	bars := func(name, title string, target float64, rounds *measure.Rounds, labels ...[2]string) {
 		plot := measure.Bars{Name: name, Title: title, Unit: "thousands", Target: target, Groups: []measure.Group{{}}}
@@ -106,7 +104,7 @@ func TestBenchDecode(t *testing.T) {
 	}
 	bars("rates", "Messages a CPU-second, from memory", 800, alone, [2]string{"structured", "structured"}, [2]string{"headerless", "headerless"},
 		[2]string{"binary", "binary"}, [2]string{"keys in any order", "any order"}, [2]string{"jsontext", "tokens"}, [2]string{"encoding/json", "json"})
-	bars("consume", "Messages a CPU-second, with the consume and the broker", 0, consumed, [2]string{"consume alone", "nothing"},
+	bars("consume", "Messages a CPU-second, with the consume", 0, consumed, [2]string{"consume alone", "nothing"},
 		[2]string{"bare walk", "walk"}, [2]string{"structured", "structured"}, [2]string{"encoding/json", "json"})
 }
 
@@ -275,22 +273,18 @@ func newTokens() func([]byte) bool {
 	}
 }
 
-// inProcessTopic is a topic of a broker in this process, with so many messages.
-type inProcessTopic struct {
-	broker   *kfake.Cluster
+// messageTopic is a topic of an embedded broker, with so many messages.
+type messageTopic struct {
+	broker   string
 	messages int
 }
 
 const decodeTopic = "decode"
 
-func newTopicInProcess(t testing.TB, f *forms, messages int) *inProcessTopic {
+func newDecodeTopic(t testing.TB, f *forms, messages int) *messageTopic {
 	t.Helper()
-	broker, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, decodeTopic))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(broker.Close)
-	cl, err := kgo.NewClient(kgo.SeedBrokers(broker.ListenAddrs()...), kgo.DefaultProduceTopic(decodeTopic), kgo.MaxBufferedRecords(messages),
+	broker := embeddedBroker(t, decodeTopic)
+	cl, err := kgo.NewClient(kgo.SeedBrokers(broker), kgo.DefaultProduceTopic(decodeTopic), kgo.MaxBufferedRecords(messages),
 		kgo.ProducerBatchMaxBytes(1<<20), kgo.ProducerLinger(20*time.Millisecond), kgo.ProducerBatchCompression(kgo.NoCompression()))
 	if err != nil {
 		t.Fatal(err)
@@ -303,15 +297,15 @@ func newTopicInProcess(t testing.TB, f *forms, messages int) *inProcessTopic {
 	if err := cl.ProduceSync(context.Background(), records...).FirstErr(); err != nil {
 		t.Fatal(err)
 	}
-	return &inProcessTopic{broker, messages}
+	return &messageTopic{broker, messages}
 }
 
 // consume reads the topic from its start with a new client.
-func (p *inProcessTopic) consume(t testing.TB, each func(*event.Record) bool) measure.Values {
+func (p *messageTopic) consume(t testing.TB, each func(*event.Record) bool) measure.Values {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	start := measure.CPU()
-	cl, err := kgo.NewClient(kgo.SeedBrokers(p.broker.ListenAddrs()...), kgo.ConsumeTopics(decodeTopic))
+	cl, err := kgo.NewClient(kgo.SeedBrokers(p.broker), kgo.ConsumeTopics(decodeTopic))
 	if err != nil {
 		t.Fatal(err)
 	}

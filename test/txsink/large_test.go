@@ -78,7 +78,7 @@ func fill(t *testing.T, s *txsink.Sink, cfg txsink.Config, rows int) {
 	t.Helper()
 	const most = 20_000 // rows of an epoch
 	lanes := []*lane{newLane(t, s, cfg, 0), newLane(t, s, cfg, 1), newLane(t, s, cfg, 2)}
-	hasher := event.NewHasher()
+	var hasher event.Hasher
 	began := time.Now()
 	for n := 0; n < rows; {
 		l := lanes[n/most%len(lanes)]
