@@ -201,7 +201,7 @@ func (p *inprocess) waitExact() {
 			for _, c := range p.world.AppliedOn(i) {
 				e := c.(*aggregate.Epoch)
 				in[i] += e.Counts.In
-				for _, row := range e.Parts[i].Ledger {
+				for _, row := range e.Parts[i].Ledger.All() {
 					r, _ := new(big.Rat).SetString(row.Amount.String())
 					sum.Add(sum, r)
 				}

@@ -186,7 +186,7 @@ func runService(ctx context.Context, c *config.Config, accepts *acceptance, log 
 		Window: c.Aggregate.Window, Ledger: c.Ledger.Enabled,
 		Decoder:      event.Config{TypePrefix: c.Message.TypePrefix, Currencies: c.Message.Currencies, AmountAsNumber: c.Message.AmountAsNumber},
 		StoppedRetry: stoppedRetry, IdleMove: idleMove,
-		Now: time.Now, UnknownFields: metrics.UnknownFields, Logger: log,
+		Now: time.Now, UnknownFields: metrics.UnknownFields, Paused: metrics.Paused, Logger: log,
 	})
 	log.Info("servers checked, joining the consumer group", "group", c.Job, "partitions", input.Partitions)
 	lanes.Bind(source{kafka})

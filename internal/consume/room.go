@@ -189,7 +189,7 @@ func decoded(batch []byte, bound int64) int64 {
 		if used <= 0 || length < 0 || length > int64(len(rest)-used) {
 			break // the client says so itself
 		}
-		n += recordRoom + int64(headers(rest[used:used+int(length)]))*headerRoom
+		n += recordRoom + headers(rest[used:used+int(length)])*headerRoom
 		rest = rest[used+int(length):]
 	}
 	return n

@@ -237,7 +237,7 @@ func TestRowsThatOnlyTheLedgerKnew(t *testing.T) {
 		r := newRig(t, nil)
 		row := func(b *checkpoint.Branch, shard int) []checkpoint.ExistingRow {
 			for _, p := range b.Contents.(*aggregate.Epoch).Parts {
-				for _, l := range p.Ledger {
+				for _, l := range p.Ledger.All() {
 					if l.Offset == int64(10+shard) {
 						return []checkpoint.ExistingRow{{Key: l.Key, Content: l.Content, Offset: 2, Time: l.Time}}
 					}
@@ -417,7 +417,7 @@ func TestStreamOfRowsThatOnlyTheLedgerKnew(t *testing.T) {
 		known := map[[16]byte]bool{}
 		r.world.Shard(0).Exists = func(b *checkpoint.Branch) (rows []checkpoint.ExistingRow) {
 			for _, p := range b.Contents.(*aggregate.Epoch).Parts {
-				for _, l := range p.Ledger {
+				for _, l := range p.Ledger.All() {
 					if !known[l.Key] {
 						known[l.Key] = true
 						rows = append(rows, checkpoint.ExistingRow{Key: l.Key, Offset: -1, Time: l.Time})

@@ -50,6 +50,10 @@ type Config struct {
 	// once for each time that the message is read.
 	UnknownFields func(n int64)
 
+	// Paused, if set, is told how long a barrier has held up its lane's stream, by
+	// the lane's goroutine.
+	Paused func(d time.Duration)
+
 	Logger *slog.Logger
 }
 

@@ -58,7 +58,7 @@ func beBroker(topic string) int {
 		return 1
 	}
 	defer broker.Close()
-	fmt.Println(broker.ListenAddrs()[0])
+	fmt.Fprintln(os.Stdout, broker.ListenAddrs()[0])
 	_, _ = io.Copy(io.Discard, os.Stdin) // until whoever started it is gone
 	return 0
 }

@@ -156,6 +156,28 @@ func (j *job) records() (n int64, err error) {
 	return n, err
 }
 
+// offsets are those behind each lane's last epoch in the tables.
+func (j *job) offsets(partitions int) []int {
+	j.t.Helper()
+	next := make([]int, partitions)
+	rows, err := j.db[0].Query("SELECT kafka_partition, offset_next FROM billing_lane")
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var partition, offset int
+		if err := rows.Scan(&partition, &offset); err != nil {
+			j.t.Fatal(err)
+		}
+		next[partition] = offset
+	}
+	if err := rows.Err(); err != nil {
+		j.t.Fatal(err)
+	}
+	return next
+}
+
 // drained waits until the committed epochs account for n records, and returns how
 // long it took from the moment when the first lane was at work: the start of the
 // process and joining the group are not in it, the first epoch is.
