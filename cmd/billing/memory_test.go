@@ -75,3 +75,22 @@ func TestMemoryLine(t *testing.T) {
 		}
 	}
 }
+
+// TestStartBoundsMemory: a start tells the collector, but for what somebody has
+// told it already.
+func TestStartBoundsMemory(t *testing.T) {
+	dir := inDir(t, goodConfig)
+	for name, c := range map[string]struct {
+		env  []string
+		says string
+	}{
+		"by the configuration": {[]string{"GOMEMLIMIT=", "BILLING_DEDUP_MAX_IDS=1", "BILLING_MEMORY_MAX_BYTES=67108864"}, `msg=memory may_need="384 MiB" go_limit="352 MiB"`},
+		"by GOMEMLIMIT":        {[]string{"GOMEMLIMIT=200MiB"}, `msg=memory may_need="3.6 GiB" go_limit="200 MiB"`},
+	} {
+		// The port can't be had, so that the process ends at once.
+		got := run(t, dir, append(c.env, "BILLING_ADMIN_LISTEN=192.0.2.1:8080"), "run")
+		if got.code != 2 || !strings.Contains(got.errOut, c.says) {
+			t.Errorf("%s: exit %d, want %s in\n%s", name, got.code, c.says, got.errOut)
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -248,18 +249,21 @@ func (f *fetcher) describe(partition int32, err error) error {
 	return fmt.Errorf("kafka: lane %s: fetch: %w", lane, err)
 }
 
-// recordBytes is what a record takes in memory beside its key, value and headers:
-// a flood of empty ones must be felt, too.
-const recordBytes = 256
+// recordBytes and headerBytes are what a record and a header take in memory beside
+// their texts: a flood of empty ones must be felt, too.
+const (
+	recordBytes = 256
+	headerBytes = int(unsafe.Sizeof(event.Header{}))
+)
 
 // convert makes the records that lanes read, with two allocations a batch.
 // Keys and values stay in the client's buffers, which it doesn't use again.
 func convert(from []*kgo.Record) (records []event.Record, bytes int) {
-	bytes = len(from) * recordBytes
 	headers := 0
 	for _, r := range from {
 		headers += len(r.Headers)
 	}
+	bytes = len(from)*recordBytes + headers*headerBytes
 	records = make([]event.Record, len(from))
 	arena := make([]event.Header, 0, headers)
 	for i, r := range from {

@@ -52,7 +52,7 @@ func TestErrorsOfNoPartitionStopNone(t *testing.T) {
 // nothing.
 func TestEmptyRecordsCount(t *testing.T) {
 	_, bytes := convert([]*kgo.Record{{}, {Key: []byte("key"), Value: []byte("value"), Headers: []kgo.RecordHeader{{Key: "h", Value: []byte("v")}}}})
-	if want := 2*recordBytes + len("key") + len("value") + len("h") + len("v"); bytes != want {
+	if want := 2*recordBytes + headerBytes + len("key") + len("value") + len("h") + len("v"); bytes != want {
 		t.Errorf("two records take %d bytes, want %d", bytes, want)
 	}
 }

@@ -10,6 +10,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"billing/internal/event"
 )
 
 // TestSilentBrokersMakeRoom: what a broker's last answer held counts until the
@@ -113,5 +115,44 @@ func TestDetach(t *testing.T) {
 	_ = append(plain.Key, "x"...)
 	if string(plain.Value) != "value" {
 		t.Error("records share bytes")
+	}
+}
+
+// delivered notes the values that come.
+type delivered struct {
+	failures
+	values map[int32][]byte
+}
+
+func (d delivered) Deliver(partition int32, _ uint64, records []event.Record, _ int, _ int64) {
+	d.values[partition] = records[0].Value
+}
+
+// TestAnswersOfSeveralPartitionsAreLetGo: what one lane keeps of an answer does not
+// keep the other lanes' part; an answer that is one lane's alone is not copied.
+func TestAnswersOfSeveralPartitionsAreLetGo(t *testing.T) {
+	c, err := Open(Config{Brokers: []string{"127.0.0.1:1"}, Job: "j", Topic: "in"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.fetch.sessions[0], c.fetch.sessions[1] = 1, 2
+	for partitions := range 3 {
+		answer := bytes.Repeat([]byte("v"), 10)
+		var parts []kgo.FetchPartition
+		for p := range partitions {
+			parts = append(parts, kgo.FetchPartition{Partition: int32(p), Records: []*kgo.Record{{Value: answer[5*p : 5*p+5]}}})
+		}
+		d := delivered{values: map[int32][]byte{}}
+		c.fetch.hand(kgo.Fetches{{Topics: []kgo.FetchTopic{{Topic: "in", Partitions: parts}}}}, d)
+		clear(answer)
+		for p, value := range d.values {
+			if own := string(value) == "vvvvv"; own != (partitions > 1) {
+				t.Errorf("answer of %d partitions: the value of partition %d has bytes of its own: %t", partitions, p, own)
+			}
+		}
+		if len(d.values) != partitions {
+			t.Errorf("%d of %d partitions came", len(d.values), partitions)
+		}
 	}
 }

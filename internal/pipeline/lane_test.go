@@ -166,6 +166,23 @@ func TestIdleLaneFollowsTail(t *testing.T) {
 	})
 }
 
+// TestIdleLaneFollowsMarkers: markers that were delivered move the lane's position
+// and make no epoch; its offset follows all the same.
+func TestIdleLaneFollowsMarkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.run(func() {
+			r.topic.append(messages(0, 5)...)
+			sleep(2 * time.Second)
+			r.topic.append("control", "control")
+			sleep(2 * time.Minute)
+			if s := r.status(); s.Position != 7 || s.Next != 7 || s.Seq != 1 {
+				t.Errorf("status: %+v", s)
+			}
+		})
+	})
+}
+
 // TestRevokedFinishesInFlight: the epoch in flight is finished, what was being
 // filled is dropped and read again by the next owner.
 func TestRevokedFinishesInFlight(t *testing.T) {

@@ -385,10 +385,13 @@ func (w *work) halve(e *checkpoint.Epoch, why string) {
 
 // idle moves the offset of a lane that has had no records for a while.
 func (w *work) idle() {
-	if w.inFlight || !w.epoch.Empty() || len(w.rest) > 0 || time.Since(w.decided) < w.cfg.IdleMove || w.l.inbox.reached() <= w.position {
+	if w.inFlight || !w.epoch.Empty() || len(w.rest) > 0 || time.Since(w.decided) < w.cfg.IdleMove {
 		return
 	}
 	from, decided := w.position, w.s.Decision()
+	if w.l.inbox.reached() <= decided.Next {
+		return // nothing is behind it, records or not
+	}
 	w.send(func(ctx context.Context) result {
 		next, err := w.l.p.source.SkipTail(ctx, w.l.id.Partition, from)
 		if err != nil {
