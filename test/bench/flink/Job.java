@@ -90,11 +90,9 @@ public class Job {
         .filter(new Fresh());
 
     if (p.has("ledger")) {
-      int sinks = p.getInt("sinks", parallelism);
-      (sinks == parallelism ? fresh : fresh.rebalance())
+      fresh.rebalance()
           .addSink(exactlyOnce(p, Ledger.sql(topic), new Ledger()))
-          .setParallelism(sinks)
-          .disableChaining(); // a thread of its own: MySQL works while the next rows are decoded
+          .setParallelism(p.getInt("sinks", 2)); // threads and connections of their own: MySQL works while the next rows are decoded
     } else {
       // One sink: two would wait for each other's locks on gaps between rows, and neither for its own checkpoint.
       fresh.transform("sum", TypeInformation.of(Total.class), new Sum())
@@ -224,6 +222,11 @@ public class Job {
     }
   }
 
+  /** For a VARBINARY: a text would go through MySQL's character sets. */
+  private static byte[] bytes(String s) {
+    return s.getBytes(StandardCharsets.UTF_8);
+  }
+
   static class Ledger implements JdbcStatementBuilder<Event> {
     /** The same in every row is in the text. The seq is 0: Flink tells a sink's row of no number of a checkpoint. */
     static String sql(String topic) {
@@ -237,16 +240,16 @@ public class Job {
       String occurred = Event.Times.format(e.micros);
       s.setInt(1, e.partition);
       s.setLong(2, e.offset);
-      s.setString(3, e.source);
-      s.setString(4, e.id);
+      s.setBytes(3, bytes(e.source));
+      s.setBytes(4, bytes(e.id));
       s.setString(5, e.credit ? "credit" : "charge");
-      s.setString(6, e.account);
-      s.setString(7, e.sku);
-      s.setString(8, e.unit);
+      s.setBytes(6, bytes(e.account));
+      s.setBytes(7, bytes(e.sku));
+      s.setBytes(8, bytes(e.unit));
       s.setString(9, e.currency);
       s.setBigDecimal(10, e.amount);
       s.setBigDecimal(11, e.quantity);
-      s.setString(12, e.note);
+      s.setBytes(12, e.note == null ? null : bytes(e.note));
       s.setString(13, occurred);
       s.setString(14, occurred.substring(0, 13) + ":00:00");
       s.setString(15, occurred.substring(0, 7));
@@ -274,13 +277,13 @@ public class Job {
         sha = Event.sha256();
       }
       for (String part : new String[] {t.account, t.sku, t.unit, t.currency}) {
-        sha.update(part.getBytes(StandardCharsets.UTF_8));
+        sha.update(bytes(part));
         sha.update((byte) 0);
       }
       s.setBytes(1, Arrays.copyOf(sha.digest(Event.bytes(t.window)), 16));
-      s.setString(2, t.account);
-      s.setString(3, t.sku);
-      s.setString(4, t.unit);
+      s.setBytes(2, bytes(t.account));
+      s.setBytes(3, bytes(t.sku));
+      s.setBytes(4, bytes(t.unit));
       s.setString(5, t.currency);
       s.setString(6, window.substring(0, 19));
       s.setString(7, window.substring(0, 7));
