@@ -32,9 +32,9 @@ func newConfigCheckCommand() *cobra.Command {
 		Use:   "check",
 		Short: "Check the configuration; with --connect, the servers too",
 		Long: `Checks the file and the environment without a network, and shows the effective
-value of every key and where it comes from, passwords left out. Use it before
-each deployment. With problems it shows all of them, each with its YAML path and
-line.
+value of every key and where it comes from, passwords left out, and how much
+memory one instance may need. Use it before each deployment. With problems it
+shows all of them, each with its YAML path and line.
 
 With --connect it also asks the servers everything that a start asks: brokers,
 topics, rights and tables, whether this is the same deployment as before, and of
@@ -49,9 +49,9 @@ and before the first start the job's topics with topic-missing unless
 first_start is true: that is as it should be.
 
 The answer of --json is one object: ok, file, problems (kind: static, refusal or
-unreachable; path, source, reason, what, message, next), warnings, settings, and
-with --connect checks (name, result: ok, warning, problem or not checked;
-detail).`,
+unreachable; path, source, reason, what, message, next), warnings, settings,
+memory_bytes (what one instance may need), and with --connect checks (name,
+result: ok, warning, problem or not checked; detail).`,
 		Example: `  # before a deployment
   billing config check --config config.yaml --connect
 
@@ -96,7 +96,10 @@ type checkedConfig struct {
 	Problems []problem        `json:"problems"`
 	Warnings []string         `json:"warnings"`
 	Settings []config.Setting `json:"settings"`
+	Memory   int64            `json:"memory_bytes,omitempty"` // what one instance may need
 	Checks   []check          `json:"checks,omitempty"`
+
+	memory string // Memory, and what of, for people
 }
 
 // checkConfig checks what Load gave: c may be nil. Its error is one that is no
@@ -113,6 +116,7 @@ func checkConfig(ctx context.Context, c *config.Config, failure error, withServe
 		return nil, failure
 	default:
 		checked.File, checked.Settings = c.File(), c.Settings()
+		checked.Memory, checked.memory = c.MemoryNeed(), memoryLine(c)
 	}
 	if withServers {
 		var f findings
@@ -169,6 +173,9 @@ func (k *checkedConfig) write(w, errOut io.Writer) error {
 			}
 			fmt.Fprintf(t, "%s\t%s\t%s\n", s.Path, value, s.Source)
 		}
+	}
+	if k.memory != "" {
+		fmt.Fprintf(t, "\n%s\n", k.memory)
 	}
 	if len(k.Checks) > 0 {
 		if k.OK {

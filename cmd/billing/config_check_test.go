@@ -30,7 +30,8 @@ func TestConfigCheck(t *testing.T) {
 		t.Errorf("exit %d, stderr %q", got.code, got.errOut)
 	}
 	want := []string{"ok: config.yaml", "", "KEY VALUE FROM", "job billing config.yaml:1", "shards[0] a app:***@tcp(127.0.0.1:1)/billing config.yaml:6",
-		"dedup.lateness 40d BILLING_DEDUP_LATENESS", "kafka.instance_id - default", "message.type_prefix com.example.billing. config.yaml:9"}
+		"dedup.lateness 40d BILLING_DEDUP_LATENESS", "kafka.instance_id - default", "message.type_prefix com.example.billing. config.yaml:9",
+		"memory: up to 3.6 GiB for one instance: 50000000 ids of 60 bytes (dedup.max_ids), 512 MiB of messages (memory.max_bytes), 64 MiB twice for a batch (kafka.max_batch_bytes), 192 MiB besides"}
 	var lines []string
 	for line := range strings.Lines(got.out) {
 		lines = append(lines, strings.Join(strings.Fields(line), " "))

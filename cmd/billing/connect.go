@@ -339,6 +339,7 @@ func usableKafka(c *config.Config) *config.Config {
 		keySession:              func() { u.Kafka.SessionTimeout = d.Kafka.SessionTimeout },
 		keyTxn:                  func() { u.Kafka.TransactionTimeout = d.Kafka.TransactionTimeout },
 		"kafka.max_batch_bytes": func() { u.Kafka.MaxBatchBytes = d.Kafka.MaxBatchBytes },
+		"memory.max_bytes":      func() { u.Memory.MaxBytes = d.Memory.MaxBytes },
 	} {
 		if !c.Usable(path) {
 			repair()

@@ -138,7 +138,7 @@ func (p *inprocess) start(dial func(context.Context, string, string) (net.Conn, 
 		}},
 	}
 	lanes := pipeline.New(pipeline.Config{
-		Job: job, Interval: 20 * time.Millisecond, MaxInterval: 100 * time.Millisecond, MaxRows: 1 << 20, MaxRecords: 60, MaxBytes: 1 << 20,
+		Job: job, Interval: 20 * time.Millisecond, MaxInterval: 100 * time.Millisecond, MaxRows: 1 << 20, MaxRecords: 60, MaxBytes: 1 << 20, MemoryBytes: 1 << 30,
 		Lateness: 35 * 24 * time.Hour, Skew: 5 * time.Minute, MaxIDs: 1 << 30, Window: time.Hour, Ledger: true,
 		Decoder:      event.Config{TypePrefix: "com.example.billing.", Currencies: []string{"USD"}},
 		StoppedRetry: 200 * time.Millisecond, IdleMove: time.Minute, Now: time.Now, Logger: quiet,
@@ -201,7 +201,7 @@ func (p *inprocess) waitExact() {
 			for _, c := range p.world.AppliedOn(i) {
 				e := c.(*aggregate.Epoch)
 				in[i] += e.Counts.In
-				for _, row := range e.Parts[i].Ledger {
+				for _, row := range e.Parts[i].Ledger.All() {
 					r, _ := new(big.Rat).SetString(row.Amount.String())
 					sum.Add(sum, r)
 				}

@@ -21,6 +21,7 @@ type Metrics struct {
 	records    *prometheus.CounterVec
 	epochs     *prometheus.CounterVec
 	phases     *prometheus.HistogramVec
+	pauses     prometheus.Histogram
 	takeovers  prometheus.Counter
 	restores   prometheus.Histogram
 	recoveries *prometheus.CounterVec
@@ -80,6 +81,11 @@ func NewMetrics(gauges func() Gauges, shards []string) *Metrics {
 			Help:    "Time of a checkpoint's phases: prepare (on all shards), decide (the Kafka transaction), commit (on all shards).",
 			Buckets: prometheus.ExponentialBuckets(0.001, 2, 17), // 1 ms to 65 s, beyond which every phase is given up
 		}, []string{"phase"}),
+		pauses: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "billing_barrier_pause_seconds",
+			Help:    "How long a barrier held up its lane's stream: from its beginning until the next record was taken.",
+			Buckets: prometheus.ExponentialBuckets(0.00001, 4, 9), // 10 µs to 0.7 s
+		}),
 		takeovers: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "billing_takeovers_total",
 			Help: "Sessions begun: a lane's takeover is known committed.",
@@ -118,7 +124,7 @@ func NewMetrics(gauges func() Gauges, shards []string) *Metrics {
 	info.WithLabelValues(b.Version, b.Commit, b.Go).Set(1)
 
 	m.registry.MustRegister(
-		m.records, m.epochs, m.phases, m.takeovers, m.restores, m.recoveries, m.waits, m.nets, m.refused, m.unknown, info,
+		m.records, m.epochs, m.phases, m.pauses, m.takeovers, m.restores, m.recoveries, m.waits, m.nets, m.refused, m.unknown, info,
 		newGaugeCollector(gauges),
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
@@ -178,6 +184,9 @@ func (m *Metrics) Committed(applied, duplicates, conflicts, rejected int64, reco
 func (m *Metrics) Phase(name string, took time.Duration) {
 	m.phases.WithLabelValues(name).Observe(took.Seconds())
 }
+
+// Paused counts a barrier, by how long its lane's stream stood still.
+func (m *Metrics) Paused(d time.Duration) { m.pauses.Observe(d.Seconds()) }
 
 // TakenOver counts a session that began.
 func (m *Metrics) TakenOver() { m.takeovers.Inc() }

@@ -54,6 +54,7 @@ func TestMetricsExistBeforeAnythingHappens(t *testing.T) {
 		`billing_nets_total{net="sweep"} 0`,
 		`billing_takeovers_total 0`,
 		`billing_restore_seconds_count 0`,
+		`billing_barrier_pause_seconds_count 0`,
 		`billing_in_doubt 0`,
 		`billing_group_member 0`,
 		`billing_waits_total{step="S4"} 0`,
@@ -77,6 +78,7 @@ func TestMetricsTellWhatHappened(t *testing.T) {
 	m.Committed(1, 0, 0, 4, true)
 	m.Phase("prepare", 20*time.Millisecond)
 	m.Phase("prepare", 30*time.Millisecond)
+	m.Paused(50 * time.Microsecond)
 	m.TakenOver()
 	m.Restored(2 * time.Second)
 	m.Settled(2, 3)
@@ -94,6 +96,9 @@ func TestMetricsTellWhatHappened(t *testing.T) {
 		`billing_epochs_total{by="recovery"} 1`,
 		`billing_epoch_phase_seconds_sum{phase="prepare"} 0.05`,
 		`billing_epoch_phase_seconds_count{phase="prepare"} 2`,
+		`billing_barrier_pause_seconds_sum 5e-05`,
+		`billing_barrier_pause_seconds_bucket{le="4e-05"} 0`,
+		`billing_barrier_pause_seconds_bucket{le="0.00016"} 1`,
 		`billing_takeovers_total 1`,
 		`billing_restore_seconds_sum 2`,
 		`billing_recovered_branches_total{end="committed"} 2`,

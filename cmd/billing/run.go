@@ -90,6 +90,7 @@ Refusals that --accept REASON:WHAT overrides, each for one start:
 // runService is the whole service: open, check, run the lanes, let them go.
 func runService(ctx context.Context, c *config.Config, accepts *acceptance, log *slog.Logger) error {
 	log.Info("starting", "version", thisBuild().Version, "commit", thisBuild().Commit, "job", c.Job, "topic", c.Kafka.Topic, "shards", len(c.Shards))
+	boundMemory(c, log)
 	view := &view{job: c.Job, interval: c.Checkpoint.Interval, limit: c.Dedup.MaxIDs}
 	metrics := NewMetrics(view.gauges, shardNames(c))
 	port := admin.New(admin.Config{Listen: c.Admin.Listen, Health: view.health, Ready: view.ready, Status: view.instance, Metrics: metrics.Handler(), Logger: log})
@@ -180,11 +181,12 @@ func runService(ctx context.Context, c *config.Config, accepts *acceptance, log 
 	lanes := pipeline.New(pipeline.Config{
 		Job: job, Interval: c.Checkpoint.Interval, MaxInterval: c.Checkpoint.MaxInterval,
 		MaxRows: c.Checkpoint.MaxRows, MaxRecords: c.Checkpoint.MaxRecords, MaxBytes: c.Checkpoint.MaxBytes,
-		Lateness: c.Dedup.Lateness, Skew: c.Dedup.Skew, MaxIDs: c.Dedup.MaxIDs,
+		MemoryBytes: c.Memory.MaxBytes,
+		Lateness:    c.Dedup.Lateness, Skew: c.Dedup.Skew, MaxIDs: c.Dedup.MaxIDs,
 		Window: c.Aggregate.Window, Ledger: c.Ledger.Enabled,
 		Decoder:      event.Config{TypePrefix: c.Message.TypePrefix, Currencies: c.Message.Currencies, AmountAsNumber: c.Message.AmountAsNumber},
 		StoppedRetry: stoppedRetry, IdleMove: idleMove,
-		Now: time.Now, UnknownFields: metrics.UnknownFields, Logger: log,
+		Now: time.Now, UnknownFields: metrics.UnknownFields, Paused: metrics.Paused, Logger: log,
 	})
 	log.Info("servers checked, joining the consumer group", "group", c.Job, "partitions", input.Partitions)
 	lanes.Bind(source{kafka})

@@ -25,7 +25,7 @@ func kafkaConfig(c *config.Config, logger *slog.Logger, unreachable func()) cons
 	return consume.Config{
 		Brokers: c.Kafka.Brokers, Job: c.Job, Topic: c.Kafka.Topic, InstanceID: c.Kafka.InstanceID,
 		SessionTimeout: c.Kafka.SessionTimeout, TransactionTimeout: c.Kafka.TransactionTimeout,
-		MaxBatchBytes: c.Kafka.MaxBatchBytes, LeaveTimeout: leaveWithin, Logger: logger,
+		FetchBytes: c.Memory.MaxBytes / 2, MaxBatchBytes: c.Kafka.MaxBatchBytes, LeaveTimeout: leaveWithin, Logger: logger,
 		Unreachable: unreachable,
 	}
 }

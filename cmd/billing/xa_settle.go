@@ -193,6 +193,9 @@ func (s *settler) take(partitions []int32) (stopped []chan struct{}) {
 // Deliver implements consume.Handler: nothing is fetched.
 func (s *settler) Deliver(int32, uint64, []event.Record, int, int64) {}
 
+// Waiting implements consume.Handler.
+func (s *settler) Waiting() int64 { return 0 }
+
 // Failed implements consume.Handler.
 func (s *settler) Failed(int32, uint64, error) {}
 

@@ -3,7 +3,6 @@ package aggregate
 import (
 	"crypto/sha256"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,25 +30,15 @@ func New(cfg Config) *Epoch {
 	return &Epoch{Parts: make([]Part, cfg.Shards), cfg: cfg}
 }
 
-// Next is an empty epoch to follow e, of the same Config. It expects as many
-// ledger rows as e has, and makes room for them with the first one, so that a
-// busy lane does not copy its rows again and again, and an idle one holds
-// nothing for them.
-func (e *Epoch) Next() *Epoch {
-	next := New(e.cfg)
-	for i := range e.Parts {
-		n := len(e.Parts[i].Ledger)
-		next.Parts[i].expect = n + n/8
-	}
-	return next
-}
+// Next is an empty epoch to follow e, of the same Config.
+func (e *Epoch) Next() *Epoch { return New(e.cfg) }
 
-// Memory of a row besides the texts it refers to. A map's key and value count
-// twice: tables are seldom full.
+// Memory of a row besides the texts it refers to. A map's or a table's slots count
+// twice: they are seldom full.
 const (
 	ledgerBytes = int64(unsafe.Sizeof(LedgerRow{}))
 	rejectBytes = int64(unsafe.Sizeof(RejectRow{}))
-	totalBytes  = 2*int64(unsafe.Sizeof(TotalKey{})+unsafe.Sizeof(uintptr(0))) + int64(unsafe.Sizeof(Total{}))
+	totalBytes  = int64(unsafe.Sizeof(totalRow{})) + 2*int64(unsafe.Sizeof(uint64(0))) // a row and, half of them empty, its slots
 	sumBytes    = 2*int64(unsafe.Sizeof("")+unsafe.Sizeof(uintptr(0))) + int64(unsafe.Sizeof(CurrencySum{}))
 	headerBytes = int64(unsafe.Sizeof(event.Header{}))
 )
@@ -73,7 +62,7 @@ func (e *Epoch) Apply(ev *event.Event, offset int64) {
 	e.Counts.In++
 	e.Counts.Applied++
 	p.Applied++
-	total := e.total(p, ev, window, period)
+	total := e.total(p, ev, window, &period)
 	total.Entries++
 	sum := e.sum(p, ev.Currency)
 	sum.Entries++
@@ -90,45 +79,25 @@ func (e *Epoch) Apply(ev *event.Event, offset int64) {
 		panic(fmt.Sprintf("aggregate: event of type %d at offset %d", ev.Type, offset))
 	}
 	if e.cfg.Ledger {
-		n := len(p.Ledger)
-		if n == cap(p.Ledger) {
-			// append would grow by a quarter, and copy large rows four times
-			p.Ledger = slices.Grow(p.Ledger, max(n, p.expect-n, 8))
-		}
-		p.Ledger = append(p.Ledger, LedgerRow{Event: *ev, Offset: offset, WindowStart: window, Period: period})
-		e.Bytes += ledgerBytes + e.texts.own(&p.Ledger[n].Event)
+		row := p.Ledger.Add()
+		row.Offset, row.Time, row.WindowStart, row.Period = offset, ev.Time, window, period
+		row.Amount, row.Quantity, row.HasQuantity, row.Currency, row.Type = ev.Amount, ev.Quantity, ev.HasQuantity, ev.Currency, ev.Type
+		row.Key, row.Content = ev.Key, ev.Content
+		e.texts.own(row, ev)
+		e.Bytes += ledgerBytes + int64(len(row.text))
 		e.rows++
 	}
 }
 
 // total is the row of totals that ev belongs to.
-func (e *Epoch) total(p *Part, ev *event.Event, window int64, period Period) *Total {
-	// Looking up with converted byte slices right in the key does not allocate.
-	t := p.Totals[TotalKey{
-		Account: string(ev.Account), SKU: string(ev.SKU), Unit: string(ev.Unit),
-		Currency: ev.Currency, WindowStart: window, Period: period,
-	}]
-	if t != nil {
-		return t
+func (e *Epoch) total(p *Part, ev *event.Event, window int64, period *Period) *Total {
+	e.key = appendKey(e.key[:0], ev, window, period)
+	row, made := p.Totals.of(e.key)
+	if made {
+		e.Bytes += totalBytes + int64(len(e.key))
+		e.rows++
 	}
-	if p.Totals == nil {
-		p.Totals = make(map[TotalKey]*Total)
-	}
-	account, sku := len(ev.Account), len(ev.Account)+len(ev.SKU)
-	var b strings.Builder
-	b.Grow(sku + len(ev.Unit))
-	b.Write(ev.Account)
-	b.Write(ev.SKU)
-	b.Write(ev.Unit)
-	text := b.String() // one allocation for the three
-	t = new(Total)
-	p.Totals[TotalKey{
-		Account: text[:account], SKU: text[account:sku], Unit: text[sku:],
-		Currency: ev.Currency, WindowStart: window, Period: period,
-	}] = t
-	e.Bytes += totalBytes + int64(len(text))
-	e.rows++
-	return t
+	return row
 }
 
 // sum is the part's sum in a currency.

@@ -24,6 +24,7 @@ type Epoch struct {
 	rows  int
 	texts texts
 	month month
+	key   []byte // of the last total, used again
 }
 
 // Counts are the outcomes of the epoch's records.
@@ -33,13 +34,11 @@ type Counts struct {
 
 // Part is one shard's share of an epoch.
 type Part struct {
-	Totals  map[TotalKey]*Total
-	Ledger  []LedgerRow             // in offset order; empty with the ledger off
+	Totals  Totals
+	Ledger  Rows[LedgerRow]         // in offset order; empty with the ledger off
 	Rejects []RejectRow             // in offset order
 	Sums    map[string]*CurrencySum // by currency, over the entries applied on this shard
 	Applied int64                   // entries applied on this shard (also with the ledger off)
-
-	expect int // ledger rows to make room for
 }
 
 // TotalKey is what one row of billing_totals is kept for (the lane is added by
@@ -67,12 +66,61 @@ type CurrencySum struct {
 	Entries        int64
 }
 
-// LedgerRow is one applied message.
+// LedgerRow is one applied message. It is what most of an epoch's memory is for, so
+// its texts are one: as in event.Event they would take half of it, and as many
+// pointers for the collector to follow.
 type LedgerRow struct {
-	event.Event
 	Offset      int64
+	Time        int64 // as event.Event's, as all below that has a name there
 	WindowStart int64 // µs since 1970 UTC
+	Amount      money.Amount
+	Quantity    money.Amount
+	Currency    string
+	Key         [16]byte
+	Content     [8]byte
 	Period      Period
+	Type        event.Type
+	HasQuantity bool
+
+	ends [textCount]uint32
+	text []byte
+}
+
+// The texts of a row, in their order.
+const (
+	textID = iota
+	textSource
+	textAccount
+	textSKU
+	textUnit
+	textNote
+	textCount
+)
+
+// ID is the event's.
+func (r *LedgerRow) ID() []byte { return r.of(textID) }
+
+// Source is the event's.
+func (r *LedgerRow) Source() []byte { return r.of(textSource) }
+
+// Account is the event's.
+func (r *LedgerRow) Account() []byte { return r.of(textAccount) }
+
+// SKU is the event's, empty if none.
+func (r *LedgerRow) SKU() []byte { return r.of(textSKU) }
+
+// Unit is the event's, empty if none.
+func (r *LedgerRow) Unit() []byte { return r.of(textUnit) }
+
+// Note is the event's, empty if none.
+func (r *LedgerRow) Note() []byte { return r.of(textNote) }
+
+func (r *LedgerRow) of(n int) []byte {
+	from := uint32(0)
+	if n > 0 {
+		from = r.ends[n-1]
+	}
+	return r.text[from:r.ends[n]]
 }
 
 // Kind says why a record is kept in billing_rejects.

@@ -192,7 +192,7 @@ func (m *model) compare(e *Epoch) error {
 	rows, totals, sums, applied := 0, 0, 0, int64(0)
 	for shard := range e.Parts {
 		p := &e.Parts[shard]
-		for k, got := range p.Totals {
+		for k, got := range p.Totals.All() {
 			name := totalKey(shard, k.Account, k.SKU, k.Unit, k.Currency, time.UnixMicro(k.WindowStart).UTC(), string(k.Period[:]))
 			want := m.totals[name]
 			if want == nil {
@@ -209,12 +209,17 @@ func (m *model) compare(e *Epoch) error {
 				return fmt.Errorf("sum of %s on shard %d: %+v, want %+v", currency, shard, got, want)
 			}
 		}
-		if !slices.IsSortedFunc(p.Ledger, func(a, b LedgerRow) int { return int(a.Offset - b.Offset) }) {
-			return fmt.Errorf("ledger of shard %d is not in offset order", shard)
-		}
-		for i := range p.Ledger {
-			l := &p.Ledger[i]
-			ledger = append(ledger, ledgerLine(shard, &l.Event, l.Offset, time.UnixMicro(l.WindowStart).UTC(), string(l.Period[:])))
+		last := int64(-1)
+		for i, l := range p.Ledger.All() {
+			if l.Offset <= last {
+				return fmt.Errorf("ledger of shard %d is not in offset order", shard)
+			}
+			if last = l.Offset; l != p.Ledger.At(i) {
+				return fmt.Errorf("ledger of shard %d: row %d is not the one that is found by its number", shard, i)
+			}
+			ev := event.Event{ID: l.ID(), Source: l.Source(), Account: l.Account(), SKU: l.SKU(), Unit: l.Unit(), Note: l.Note(), Currency: l.Currency,
+				Time: l.Time, Amount: l.Amount, Quantity: l.Quantity, Key: l.Key, Content: l.Content, Type: l.Type, HasQuantity: l.HasQuantity}
+			ledger = append(ledger, ledgerLine(shard, &ev, l.Offset, time.UnixMicro(l.WindowStart).UTC(), string(l.Period[:])))
 		}
 		for _, r := range p.Rejects {
 			kept = append(kept, fmt.Sprintf("%d %d %s %s %d %x", shard, r.Offset, r.Kind, r.Reason, r.Size, r.Hash))
@@ -223,8 +228,8 @@ func (m *model) compare(e *Epoch) error {
 				return fmt.Errorf("record at %d is kept as %q, %q, %d bytes", r.Offset, r.Key, r.Headers, len(r.Value))
 			}
 		}
-		rows += len(p.Totals) + len(p.Ledger) + len(p.Rejects) + len(p.Sums)
-		totals, sums, applied = totals+len(p.Totals), sums+len(p.Sums), applied+p.Applied
+		rows += p.Totals.Len() + p.Ledger.Len() + len(p.Rejects) + len(p.Sums)
+		totals, sums, applied = totals+p.Totals.Len(), sums+len(p.Sums), applied+p.Applied
 	}
 	want := m.ledger
 	if !e.cfg.Ledger {

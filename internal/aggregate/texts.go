@@ -25,20 +25,14 @@ func (t *texts) copy(b []byte) []byte {
 	return append(t.room(len(b)), b...)
 }
 
-// own replaces ev's byte slices by copies and returns how many bytes they take.
-func (t *texts) own(ev *event.Event) int64 {
-	fields := [...]*[]byte{&ev.ID, &ev.Source, &ev.Account, &ev.SKU, &ev.Unit, &ev.Note}
-	n := 0
-	for _, f := range fields {
-		n += len(*f)
+// own gives row a copy of ev's texts.
+func (t *texts) own(row *LedgerRow, ev *event.Event) {
+	b := t.room(len(ev.ID) + len(ev.Source) + len(ev.Account) + len(ev.SKU) + len(ev.Unit) + len(ev.Note))
+	for i, text := range [...][]byte{textID: ev.ID, textSource: ev.Source, textAccount: ev.Account, textSKU: ev.SKU, textUnit: ev.Unit, textNote: ev.Note} {
+		b = append(b, text...)
+		row.ends[i] = uint32(len(b))
 	}
-	b := t.room(n)
-	for _, f := range fields {
-		from := len(b)
-		b = append(b, *f...)
-		*f = b[from:len(b):len(b)]
-	}
-	return int64(n)
+	row.text = b
 }
 
 // room is an empty slice with a capacity of exactly n. What is much larger than

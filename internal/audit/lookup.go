@@ -125,7 +125,7 @@ func epochAt(ctx context.Context, c *sql.Conn, topic string, partition int32, of
 // one partition.
 func (f *Finder) Event(ctx context.Context, source, id []byte) (all []Entry, err error) {
 	e := event.Event{Source: source, ID: id}
-	e.Hash(nil)
+	new(event.Hasher).Hash(&e)
 	err = f.each(ctx, func(shard string, c *sql.Conn) error {
 		// The key begins with the lane.
 		args := []any{f.Topic}

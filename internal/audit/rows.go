@@ -67,7 +67,7 @@ type bookkeeper struct {
 	*side
 	window     int64 // µs
 	currencies map[string]string
-	scratch    []byte
+	hasher     event.Hasher
 
 	start     int64 // of the last row's window, µs since 1970 UTC
 	startText []byte
@@ -101,7 +101,7 @@ func (b *bookkeeper) check(r row) (entry entry) {
 	if ev.Time, ok = micros(r[15]); !ok {
 		wrong("occurred_at is "+Printable(r.text(15)), "a time")
 	}
-	b.scratch = ev.Hash(b.scratch)
+	b.hasher.Hash(&ev)
 	if string(r[4]) != tenant {
 		wrong("tenant_id is "+Printable(r.text(4)), tenant)
 	}

@@ -31,6 +31,7 @@ type Job struct {
 	Listener Listener
 
 	claims claims // on epochs to count
+	sweeps beat   // when lanes sweep
 }
 
 // Limits bound every wait of the protocol: who waits for ever is a stuck
@@ -137,6 +138,20 @@ func (j *Job) eachShard(inTurn bool, fn func(i int, shard Shard) error) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// beat is one clock for all lanes of a process: what each of them asks a shard,
+// they ask at the same moments, and share the answers. 64 idle lanes that each ask
+// at moments of their own cost a shard as much as one busy lane.
+type beat struct {
+	first sync.Once
+	from  time.Time
+}
+
+// next is how long it is to the next moment.
+func (b *beat) next(every time.Duration) time.Duration {
+	b.first.Do(func() { b.from = time.Now() })
+	return every - time.Since(b.from)%every
 }
 
 // pause waits for d, or until ctx ends.

@@ -267,7 +267,7 @@ func (s *Session) noneAhead(ctx context.Context, d *Decision) error {
 // *Refusal.
 func (s *Session) Sweep(ctx context.Context) (err error) {
 	defer guard(&err)
-	for pause(ctx, s.job.Limits.Sweep) == nil {
+	for pause(ctx, s.job.sweeps.next(s.job.Limits.Sweep)) == nil {
 		err := s.job.eachShard(false, func(i int, shard Shard) error {
 			sctx, cancel := context.WithTimeout(ctx, s.job.Limits.Settle)
 			defer cancel()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -213,6 +214,48 @@ func TestSweepOutlivesShardAway(t *testing.T) {
 		}
 		if err := stop(); err != nil || !slices.Contains(e.waits, "sweep") {
 			t.Errorf("%v, waits %v", err, e.waits)
+		}
+	})
+}
+
+// TestSweepsComeTogether: whenever a lane's session began, all of a process sweep
+// at the same moments, so that they can share a shard's answer.
+func TestSweepsComeTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := checkpointtest.NewWorld(lane, 1)
+		job := newJob(w)
+		var mu sync.Mutex
+		var looks []time.Time
+		w.Before(func(ctx context.Context, call string) {
+			if checkpointtest.Who(ctx) == "sweeper" {
+				mu.Lock()
+				defer mu.Unlock()
+				looks = append(looks, time.Now())
+			}
+		})
+		s, _ := mustOpen(t, job)
+		defer s.Close()
+		begun := time.Now()
+		ctx, cancel := context.WithCancel(checkpointtest.As(t.Context(), "sweeper"))
+		swept := make(chan error, 3)
+		for range 3 { // three lanes' sweeps, which begin one after the other
+			go func() { swept <- s.Sweep(ctx) }()
+			<-time.After(300 * time.Millisecond)
+		}
+		turns(job, 2)
+		cancel()
+		for range 3 {
+			if err := <-swept; err != nil {
+				t.Error(err)
+			}
+		}
+		if len(looks) != 2*3 {
+			t.Fatalf("%d looks", len(looks))
+		}
+		for i, at := range looks {
+			if want := time.Duration(1+i/3) * job.Limits.Sweep; at.Sub(begun) != want {
+				t.Errorf("look %d after %s, want %s", i, at.Sub(begun), want)
+			}
 		}
 	})
 }

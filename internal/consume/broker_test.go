@@ -212,7 +212,7 @@ func TestConfig(t *testing.T) {
 		"session timeout":     {Brokers: []string{"b"}, Job: "j", Topic: "t", SessionTimeout: time.Millisecond},
 		"rebalance timeout":   {Brokers: []string{"b"}, Job: "j", Topic: "t", SessionTimeout: time.Minute, RebalanceTimeout: 30 * time.Second},
 		"transaction timeout": {Brokers: []string{"b"}, Job: "j", Topic: "t", TransactionTimeout: time.Millisecond},
-		"fetch":               {Brokers: []string{"b"}, Job: "j", Topic: "t", FetchMaxBytes: 1},
+		"fetch":               {Brokers: []string{"b"}, Job: "j", Topic: "t", FetchBytes: -1},
 	} {
 		if _, err := consume.Open(cfg); err == nil || !strings.Contains(err.Error(), what) {
 			t.Errorf("%s: %v", what, err)

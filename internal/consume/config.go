@@ -5,7 +5,8 @@
 //
 // An instance has one group client, which is a member and never fetches; one
 // fetch client, which consumes the partitions it is told to at the offsets it
-// is told; and one producer client per session of a lane (an Owner).
+// is told; one client that reads pieces of a log by itself; and one producer
+// client per session of a lane (an Owner).
 package consume
 
 import (
@@ -45,9 +46,8 @@ type Config struct {
 	LeaveTimeout       time.Duration // leaving the group at the end of Run; default 3 s
 	WriteTimeout       time.Duration // Load: so long without a message being acknowledged; default 1 min
 
-	FetchMaxBytes          int32 // one fetch answer of one broker; default 16 MiB
-	FetchMaxPartitionBytes int32 // of it, one partition's part; default 2 MiB; a larger single batch still comes
-	MaxBatchBytes          int   // what one batch may decompress to; beyond it the lane fails; default 64 MiB
+	FetchBytes    int64 // what may be held of what was fetched, until lanes take it, besides one batch; default 256 MiB
+	MaxBatchBytes int   // what one batch may take in memory, decompressed; beyond it the lane fails; default 64 MiB
 
 	// Unreachable, if set, is told of each connection to a broker that failed. It
 	// is called by many goroutines.
@@ -72,11 +72,8 @@ func (c *Config) setDefaults() {
 	duration(&c.RequestTimeout, 5*time.Second)
 	duration(&c.LeaveTimeout, 3*time.Second)
 	duration(&c.WriteTimeout, time.Minute)
-	if c.FetchMaxBytes == 0 {
-		c.FetchMaxBytes = 16 << 20
-	}
-	if c.FetchMaxPartitionBytes == 0 {
-		c.FetchMaxPartitionBytes = 2 << 20
+	if c.FetchBytes == 0 {
+		c.FetchBytes = 256 << 20
 	}
 	if c.MaxBatchBytes == 0 {
 		c.MaxBatchBytes = 64 << 20
@@ -106,7 +103,7 @@ func (c *Config) validate() error {
 	check(c.SessionTimeout >= 500*time.Millisecond, "session timeout %s: less than 500ms", c.SessionTimeout)
 	check(c.RebalanceTimeout >= c.SessionTimeout, "rebalance timeout %s: less than the session timeout %s", c.RebalanceTimeout, c.SessionTimeout)
 	check(c.TransactionTimeout >= time.Second, "transaction timeout %s: less than 1s", c.TransactionTimeout)
-	check(c.FetchMaxPartitionBytes <= c.FetchMaxBytes, "fetch: a partition's %d bytes are more than the answer's %d", c.FetchMaxPartitionBytes, c.FetchMaxBytes)
+	check(c.FetchBytes > 0, "fetch: %d bytes, want more than none", c.FetchBytes)
 	return errors.Join(errs...)
 }
 
@@ -129,6 +126,7 @@ type Client struct {
 	log     *clientLogger
 	wires   *wires
 	fetch   *fetcher
+	reads   *kgo.Client                // pieces of a log: neither held up by a fetch on its way, nor counted with what is fetched
 	member  atomic.Pointer[membership] // set by Run
 	running atomic.Bool
 }
@@ -143,14 +141,21 @@ func Open(cfg Config) (*Client, error) {
 	}
 	c := &Client{cfg: cfg, log: newClientLogger(cfg.Logger), wires: newWires(cfg.Dial)}
 	var err error
+	if c.reads, err = kgo.NewClient(c.options()...); err != nil {
+		return nil, fmt.Errorf("kafka client: %w", err)
+	}
 	if c.fetch, err = newFetcher(c); err != nil {
+		c.reads.Close()
 		return nil, fmt.Errorf("kafka client: %w", err)
 	}
 	return c, nil
 }
 
 // Close frees what Open took. Run has returned, and every Owner is closed.
-func (c *Client) Close() { c.fetch.cl.Close() }
+func (c *Client) Close() {
+	c.fetch.cl.Close()
+	c.reads.Close()
+}
 
 // DecisionTopic is the name of the topic of decisions.
 func (c *Client) DecisionTopic() string { return c.cfg.Job + ".decision" }

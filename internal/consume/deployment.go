@@ -54,7 +54,7 @@ const lookWithin = 2 * time.Second
 // lastDecision is the last committed record of a lane's decisions, "" where
 // there is none or an open transaction is before it.
 func (c *Client) lastDecision(ctx context.Context, partition int32) (string, error) {
-	log := newPartitionLog(c.fetch.cl, c.DecisionTopic(), partition)
+	log := newPartitionLog(c.reads, c.DecisionTopic(), partition)
 	start, end, err := log.bounds(ctx)
 	if err != nil {
 		return "", err

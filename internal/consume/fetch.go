@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -21,12 +22,15 @@ type fetcher struct {
 	client *Client
 	cl     *kgo.Client
 	topic  string
+	room   *room
 
 	mu       sync.Mutex
 	orders   []order // not yet carried out, in order
 	wakePoll context.CancelFunc
 
-	sessions map[int32]uint64 // partitions that are consumed; the polling goroutine's
+	// The polling goroutine's.
+	sessions map[int32]uint64 // partitions that are consumed
+	refused  bool             // the last poll has told of a batch without room in memory
 }
 
 // order is a call of Start, Stop, Pause or Resume.
@@ -38,6 +42,12 @@ type order struct {
 }
 
 func newFetcher(c *Client) (*fetcher, error) {
+	inner, _ := c.reads.OptValue(kgo.WithDecompressor).(kgo.Decompressor)
+	if inner == nil { // the client's own is bounded by MaxDecompressBatchBytes
+		return nil, errors.New("the client has no decompressor")
+	}
+	r := newRoom(c.cfg.FetchBytes, c.cfg.MaxBatchBytes, inner)
+	all, each := r.sizes(1)
 	cl, err := kgo.NewClient(c.options(
 		// Where a lane begins is always said, and nothing else ever sets a
 		// position: out of range is an error.
@@ -48,13 +58,15 @@ func newFetcher(c *Client) (*fetcher, error) {
 		// A lane that starts or resumes waits for the fetch that is on its way
 		// without it; the default would be 5 s.
 		kgo.FetchMaxWait(250*time.Millisecond),
-		kgo.FetchMaxBytes(c.cfg.FetchMaxBytes),
-		kgo.FetchMaxPartitionBytes(c.cfg.FetchMaxPartitionBytes),
+		kgo.FetchMaxBytes(all), // and as run says from then on
+		kgo.FetchMaxPartitionBytes(each),
+		kgo.WithDecompressor(r),
+		kgo.WithHooks(r),
 	)...)
 	if err != nil {
 		return nil, err
 	}
-	return &fetcher{client: c, cl: cl, topic: c.cfg.Topic, sessions: map[int32]uint64{}}, nil
+	return &fetcher{client: c, cl: cl, topic: c.cfg.Topic, room: r, sessions: map[int32]uint64{}}, nil
 }
 
 // Start consumes the partition from offset on, for the session of this number
@@ -94,6 +106,7 @@ func (f *fetcher) order(o order) {
 
 // run polls until ctx ends.
 func (f *fetcher) run(ctx context.Context, h Handler) {
+	f.room.serve(func() int64 { return h.Waiting() })
 	for ctx.Err() == nil {
 		poll, cancel := context.WithCancel(ctx)
 		f.mu.Lock()
@@ -103,12 +116,31 @@ func (f *fetcher) run(ctx context.Context, h Handler) {
 		for _, o := range orders {
 			o.do(f, o, h)
 		}
+		f.cl.UpdateFetchMaxBytes(f.room.sizes(len(f.sessions)))
+		f.makeRoom(poll)
 		f.hand(f.cl.PollFetches(poll), h)
 		cancel()
 	}
 	for p := range f.sessions {
 		f.remove(p)
 	}
+}
+
+// roomPause is how long a refused batch is not asked for, or until a lane pauses or
+// resumes its partition.
+const roomPause = 20 * time.Millisecond
+
+// makeRoom waits a little where the last poll has told of a batch that there was no
+// room for: the lanes have to take something first.
+func (f *fetcher) makeRoom(ctx context.Context) {
+	if !f.refused {
+		return
+	}
+	f.refused = false
+	if f.cl.BufferedFetchRecords() == 0 {
+		f.room.forget()
+	}
+	_ = pause(ctx, roomPause)
 }
 
 func (f *fetcher) start(o order, h Handler) {
@@ -150,6 +182,8 @@ func (f *fetcher) hand(fetches kgo.Fetches, h Handler) {
 	fetches.EachError(func(_ string, partition int32, err error) {
 		switch {
 		case f.ended(err):
+		case errors.Is(err, errNoRoom):
+			f.refused = true
 		case partition < 0:
 			// Of the topic's metadata, or of a whole answer: the client keeps what it
 			// knows of the partitions, goes on with them and asks again. What stops a
@@ -161,10 +195,14 @@ func (f *fetcher) hand(fetches kgo.Fetches, h Handler) {
 			f.fail(partition, err, h)
 		}
 	})
+	shared := shared(fetches)
 	fetches.EachPartition(func(t kgo.FetchTopicPartition) {
 		session, ok := f.sessions[t.Partition]
 		if !ok || len(t.Records) == 0 {
 			return
+		}
+		if shared {
+			detach(t.Records)
 		}
 		records, bytes := convert(t.Records)
 		h.Deliver(t.Partition, session, records, bytes, t.HighWatermark)
@@ -211,18 +249,21 @@ func (f *fetcher) describe(partition int32, err error) error {
 	return fmt.Errorf("kafka: lane %s: fetch: %w", lane, err)
 }
 
-// recordBytes is what a record takes in memory beside its key, value and headers:
-// a flood of empty ones must be felt, too.
-const recordBytes = 256
+// recordBytes and headerBytes are what a record and a header take in memory beside
+// their texts: a flood of empty ones must be felt, too.
+const (
+	recordBytes = 256
+	headerBytes = int(unsafe.Sizeof(event.Header{}))
+)
 
 // convert makes the records that lanes read, with two allocations a batch.
 // Keys and values stay in the client's buffers, which it doesn't use again.
 func convert(from []*kgo.Record) (records []event.Record, bytes int) {
-	bytes = len(from) * recordBytes
 	headers := 0
 	for _, r := range from {
 		headers += len(r.Headers)
 	}
+	bytes = len(from)*recordBytes + headers*headerBytes
 	records = make([]event.Record, len(from))
 	arena := make([]event.Header, 0, headers)
 	for i, r := range from {

@@ -21,6 +21,7 @@ func (failures) Assigned([]int32)                                  {}
 func (failures) Revoked(context.Context, []int32)                  {}
 func (failures) Lost([]int32)                                      {}
 func (failures) Deliver(int32, uint64, []event.Record, int, int64) {}
+func (failures) Waiting() int64                                    { return 0 }
 
 // The client goes on after an error that is of no partition, and with it all
 // partitions do.
@@ -51,7 +52,7 @@ func TestErrorsOfNoPartitionStopNone(t *testing.T) {
 // nothing.
 func TestEmptyRecordsCount(t *testing.T) {
 	_, bytes := convert([]*kgo.Record{{}, {Key: []byte("key"), Value: []byte("value"), Headers: []kgo.RecordHeader{{Key: "h", Value: []byte("v")}}}})
-	if want := 2*recordBytes + len("key") + len("value") + len("h") + len("v"); bytes != want {
+	if want := 2*recordBytes + headerBytes + len("key") + len("value") + len("h") + len("v"); bytes != want {
 		t.Errorf("two records take %d bytes, want %d", bytes, want)
 	}
 }

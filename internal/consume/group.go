@@ -43,6 +43,11 @@ type Handler interface {
 	// cheap: all partitions wait for it.
 	Deliver(partition int32, session uint64, records []event.Record, bytes int, highWatermark int64)
 
+	// Waiting is how many bytes of what was delivered lanes still hold as it came:
+	// no more is fetched beyond Config.FetchBytes. It may be called by any
+	// goroutine, for each batch, and returns at once.
+	Waiting() int64
+
 	// Failed: fetching has stopped, as after Stop. The position never jumps: an
 	// offset that is out of range, or a log that was cut below it, comes as a
 	// *checkpoint.Refusal. After any other error a new session may go on.

@@ -22,7 +22,7 @@ type MessageAt struct {
 
 // Message reads the message at an offset of the input, if it is committed.
 func (c *Client) Message(ctx context.Context, partition int32, offset int64) (MessageAt, error) {
-	log := newPartitionLog(c.fetch.cl, c.cfg.Topic, partition)
+	log := newPartitionLog(c.reads, c.cfg.Topic, partition)
 	start, end, err := c.End(ctx, partition)
 	switch {
 	case err != nil:

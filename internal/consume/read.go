@@ -66,7 +66,7 @@ func (c *Client) LookWithout(ctx context.Context, partition int32, absent []stri
 
 // lookersLogs are a lane's by the client that lanes share.
 func (c *Client) lookersLogs(partition int32) laneLogs {
-	o := c.logsOf(c.fetch.cl, checkpoint.Lane{Topic: c.cfg.Topic, Partition: partition})
+	o := c.logsOf(c.reads, checkpoint.Lane{Topic: c.cfg.Topic, Partition: partition})
 	o.decisions.wait = 0
 	return o
 }
@@ -228,7 +228,7 @@ func (o *Owner) ReadState(ctx context.Context, from int64, passed func(), fn fun
 // itself where there is nothing to pass, or a record. The leader epoch before
 // the new position is not known: Start it with -1.
 func (c *Client) SkipTail(ctx context.Context, partition int32, from int64) (next int64, err error) {
-	log := newPartitionLog(c.fetch.cl, c.cfg.Topic, partition)
+	log := newPartitionLog(c.reads, c.cfg.Topic, partition)
 	const few = 64 << 10 // bytes; a tail without records is small, and goes on at the next call
 	got, err := log.fetch(ctx, from, 0, few)
 	if err != nil {
@@ -242,7 +242,7 @@ func (c *Client) SkipTail(ctx context.Context, partition int32, from int64) (nex
 
 // End gives the log's start and its high watermark.
 func (c *Client) End(ctx context.Context, partition int32) (start, highWatermark int64, err error) {
-	start, highWatermark, err = newPartitionLog(c.fetch.cl, c.cfg.Topic, partition).bounds(ctx)
+	start, highWatermark, err = newPartitionLog(c.reads, c.cfg.Topic, partition).bounds(ctx)
 	if err != nil {
 		return 0, 0, c.failedLane(partition, err)
 	}

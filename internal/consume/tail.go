@@ -251,7 +251,7 @@ func (p *partitionLog) fetchAs(ctx context.Context, isolation int8, offset int64
 const (
 	readWait  = 250 * time.Millisecond // a fetch behind an open transaction; asked again until the context ends
 	readPause = 50 * time.Millisecond  // before it is asked again without such a wait
-	readBytes = 4 << 20
+	readBytes = 1 << 20                // all lanes may read at the same time
 )
 
 // errOpenTransaction says what a reading has waited for.

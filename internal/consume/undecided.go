@@ -25,7 +25,7 @@ const lookBytes = 128 << 10 // a few records tell; the first batch comes whole
 // Undecided looks at what waits in the partition from an offset on, up to its end
 // as it was asked for before.
 func (c *Client) Undecided(ctx context.Context, partition int32, from, end int64) (Undecided, error) {
-	log := newPartitionLog(c.fetch.cl, c.cfg.Topic, partition)
+	log := newPartitionLog(c.reads, c.cfg.Topic, partition)
 	for offset := from; offset < end; {
 		got, err := log.fetch(ctx, offset, 0, lookBytes)
 		open := err == nil && got.next == offset && got.stable <= offset

@@ -55,7 +55,7 @@ type Frozen struct {
 	Count    uint64 // entries alive at the barrier's horizon, the additions included
 	Checksum uint64 // of the same entries
 
-	adds []slot
+	adds list
 	dead uint32
 }
 
@@ -70,15 +70,14 @@ func (f Frozen) Chunks(maxBytes int) []Chunk {
 	perChunk := (maxBytes - chunkHeader) / chunkEntry
 
 	left := make(map[uint32]int) // entries still to be written, by bucket
-	for i := range f.adds {
-		if b := f.adds[i].bucket(); b > f.dead {
+	for e := range f.adds.all() {
+		if b := e.bucket(); b > f.dead {
 			left[b]++
 		}
 	}
 	open := make(map[uint32][]byte, len(left)) // chunk being filled, by bucket
 	var chunks []Chunk
-	for i := range f.adds {
-		e := &f.adds[i]
+	for e := range f.adds.all() {
 		b := e.bucket()
 		if b <= f.dead {
 			continue
@@ -144,7 +143,7 @@ func (s *State) Load(data []byte) (bucketEnd int64, err error) {
 	case end == 0 || end%BucketWidth != 0 || end/BucketWidth > maxBucket:
 		return 0, fmt.Errorf("%w: no bucket ends at %d µs", ErrDamaged, end)
 	}
-	if n := len(s.running); n > 0 {
+	if n := s.running.n; n > 0 {
 		broken("a chunk is loaded before the first addition, not after %d", n)
 	}
 

@@ -33,6 +33,7 @@ package dedup
 import (
 	"encoding/binary"
 	"fmt"
+	"iter"
 
 	"github.com/cespare/xxhash/v2"
 )
@@ -69,8 +70,8 @@ func broken(format string, args ...any) {
 // before anything else; the other methods serve the running lane.
 type State struct {
 	index   index
-	running []slot // additions since the last Freeze, in order
-	expect  int    // room for so many is made with the first of them
+	running list // additions since the last Freeze
+	warmed  uint64
 
 	forgottenBefore int64             // the largest horizon seen, µs since 1970 UTC
 	dead            uint32            // number of the last bucket that is forgotten there
@@ -87,6 +88,15 @@ type tally struct{ count, sum uint64 }
 // bytes.
 func New() *State {
 	return &State{index: newIndex(), tallies: make(map[uint32]*tally)}
+}
+
+// Warm begins what Lookup will do with the key. In a large index each look-up waits
+// for memory; those of several keys that are warmed one after the other wait
+// together.
+func (s *State) Warm(key *[16]byte) {
+	h := s.index.hash(key)
+	t := s.index.tableOf(h)
+	s.warmed ^= t.groups[t.home(h)].tags // kept, so that it is read
 }
 
 // Lookup finds the entry of key, unless its bucket ends at or before
@@ -119,10 +129,7 @@ func (s *State) Add(key *[16]byte, content [8]byte, offset, eventTime int64) {
 		broken("id %x at offset %d was already applied at offset %d", *key, offset, old.offset())
 	}
 	s.count(&e)
-	if s.running == nil {
-		s.running = make([]slot, 0, s.expect)
-	}
-	s.running = append(s.running, e)
+	s.running.add(&e)
 }
 
 // Freeze ends the running epoch (C1): it hands out the additions since the last
@@ -132,10 +139,7 @@ func (s *State) Add(key *[16]byte, content [8]byte, offset, eventTime int64) {
 func (s *State) Freeze(forgottenBefore int64) Frozen {
 	s.forget(forgottenBefore)
 	f := Frozen{adds: s.running, dead: s.dead}
-	s.running = nil
-	// The next epoch is likely as large as this one; append's own growth would
-	// copy it several times over. A lane that falls idle holds nothing for it.
-	s.expect = len(f.adds) + len(f.adds)/8
+	s.running = list{}
 	s.dropDead()
 	for _, t := range s.tallies {
 		f.Count += t.count
@@ -150,7 +154,7 @@ func (s *State) Freeze(forgottenBefore int64) Frozen {
 // entries that are left and their checksum, both taken from the index as it
 // is, to be compared with the decision's.
 func (s *State) Restored(forgottenBefore int64) (count, checksum uint64) {
-	if n := len(s.running); n > 0 {
+	if n := s.running.n; n > 0 {
 		broken("a restore ends before the first addition, not after %d", n)
 	}
 	s.forget(forgottenBefore)
@@ -169,7 +173,7 @@ func (s *State) Restored(forgottenBefore int64) (count, checksum uint64) {
 }
 
 // Added is how many ids the running epoch has added.
-func (s *State) Added() int { return len(s.running) }
+func (s *State) Added() int { return s.running.n }
 
 // AdditionBytes is what an addition holds in memory until its epoch is decided: on
 // the epoch's list, and encoded in a chunk. Its place in the index is not in it.
@@ -184,7 +188,7 @@ func (s *State) Len() int { return s.live }
 // handed out is the caller's.
 func (s *State) Bytes() int64 {
 	const perTally = 48 // a map slot and what it points to
-	return s.index.bytes() + int64(cap(s.running))*slotBytes + int64(len(s.tallies))*perTally
+	return s.index.bytes() + s.running.bytes() + int64(len(s.tallies))*perTally
 }
 
 // forget moves the horizon. A negative one, of a lane that has seen little more
@@ -221,6 +225,49 @@ func (s *State) dropDead() {
 			delete(s.tallies, b)
 		}
 	}
+}
+
+// list is slots in order, in pieces: it grows without a copy, and the first
+// addition behind a barrier asks for no large piece of memory.
+type list struct {
+	pieces [][]slot // all but the last one are full
+	n      int
+}
+
+// pieceSlots is a piece's length, 18 KB.
+const pieceSlots = 512
+
+func (l *list) add(e *slot) {
+	last := len(l.pieces) - 1
+	switch {
+	case last < 0:
+		l.pieces = append(l.pieces, nil) // grows as append has it: an epoch may be small
+		last = 0
+	case len(l.pieces[last]) == pieceSlots:
+		l.pieces = append(l.pieces, make([]slot, 0, pieceSlots))
+		last++
+	}
+	l.pieces[last] = append(l.pieces[last], *e)
+	l.n++
+}
+
+func (l *list) all() iter.Seq[*slot] {
+	return func(yield func(*slot) bool) {
+		for _, piece := range l.pieces {
+			for i := range piece {
+				if !yield(&piece[i]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+func (l *list) bytes() (n int64) {
+	for _, piece := range l.pieces {
+		n += int64(cap(piece)) * slotBytes
+	}
+	return n
 }
 
 // slotBytes is the size of a slot: 16 bytes of key, 8 of offset, 8 of content,

@@ -26,7 +26,8 @@ type Decoder struct {
 	asNumber   bool
 
 	scan    scanner
-	scratch []byte // texts that are looked at once, and the hashes' input
+	hasher  Hasher
+	scratch []byte // texts that are looked at once
 }
 
 var typeOf = [2]Type{Charge, Credit}
@@ -74,7 +75,7 @@ const (
 	dataCount
 )
 
-func attrIndex(key []byte) int {
+func attrIndex[text []byte | string](key text) int {
 	switch string(key) {
 	case "specversion":
 		return attrSpecVersion
@@ -220,57 +221,67 @@ func (d *Decoder) read(r *Record, m *message) *Rejection {
 
 // body reads the whole value.
 func (s *scanner) body(m *message) bool {
-	if s.next() != '{' {
+	p, c := s.next(0)
+	if c == '{' {
+		m.body = object
+		p = s.members(p, m, m.mode != binaryMode)
+	} else {
 		var f field
-		if !s.value(&f) {
-			return false
-		}
+		p = s.value(p, &f)
 		m.body = f.kind
-		return s.end()
 	}
-	m.body = object
-	if m.mode == binaryMode {
-		return s.members(m, false) && s.end()
-	}
-	return s.members(m, true) && s.end()
+	return p != stopped && s.end(p)
 }
 
 // members reads an object whose members have a meaning: the envelope, or the
 // data in or without one.
-func (s *scanner) members(m *message, envelope bool) bool {
+func (s *scanner) members(p int, m *message, envelope bool) int {
 	frame := s.newFrame()
+	o, fields := &s.data, m.data[:]
+	if envelope {
+		o, fields = &s.envelope, m.attr[:]
+	}
 	var ignored field
-	for ok := s.enter('}'); ok; ok = s.more('}') {
-		key, ok := s.key()
-		if !ok {
-			return false
+	last := o.start()
+	p, ok := s.enter(p, '}')
+	for ok {
+		i := o.after[last]
+		key, colon := o.expect(s.b, p, i)
+		if colon == stopped {
+			if key, colon = s.key(p); colon == stopped {
+				return stopped
+			}
+			if i = o.index(key); i >= 0 {
+				o.after[last] = i
+			}
 		}
-		f := &ignored
-		if envelope {
-			if i := attrIndex(key); i >= 0 {
-				f = &m.attr[i]
+		f, isData := &ignored, false
+		if i < 0 {
+			s.unknown(m, frame, key, envelope)
+		} else {
+			last, f = i, &fields[i]
+			if f.kind != absent {
+				s.noteDup(key, false)
+			} else if envelope {
+				isData = i == attrData
 				m.specVersion = m.specVersion || i == attrSpecVersion
 			}
-		} else if i := dataIndex(key); i >= 0 {
-			f = &m.data[i]
 		}
-		switch {
-		case f == &ignored:
-			s.unknown(m, frame, key, envelope)
-		case f.kind != absent:
-			s.noteDup(key, false)
-		case envelope && f == &m.attr[attrData] && s.next() == '{':
+		switch at, c := s.next(colon); {
+		case c == '"':
+			p = s.text(at, f)
+		case c == '{' && isData:
 			f.kind = object
-			if !s.members(m, false) {
-				return false
-			}
-			continue
+			p = s.members(at, m, false)
+		default:
+			p = s.value(at, f)
 		}
-		if !s.value(f) {
-			return false
+		if p == stopped {
+			return stopped
 		}
+		p, ok = s.more(p, '}')
 	}
-	return s.fail == 0
+	return p
 }
 
 func (s *scanner) unknown(m *message, frame uint32, key []byte, envelope bool) {

@@ -1,16 +1,10 @@
 package event
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 
 	"billing/internal/money"
 )
-
-// tenant is the only one so far. It is part of the dedup key, so that more of
-// them need no new keys.
-const tenant = "default"
 
 var (
 	attrNames = [attrCount]string{"specversion", "id", "source", "type", "subject", "time", "datacontenttype", "dataschema", "data", "data_base64"}
@@ -70,7 +64,7 @@ func (d *Decoder) judge(m *message, e *Event) *Rejection {
 	if rej := d.judgeAmount(&m.data[dataAmount], e); rej != nil {
 		return rej
 	}
-	d.scratch = e.Hash(d.scratch)
+	d.hasher.Hash(e)
 	return nil
 }
 
@@ -212,43 +206,6 @@ func (d *Decoder) judgeAmount(f *field, e *Event) *Rejection {
 	}
 	e.Amount = a
 	return nil
-}
-
-// Hash fills Key and Content from what e says, also where e was not decoded but
-// read back from the ledger. It appends to scratch, which it gives back for the
-// next call. Both are stored, so what goes in never changes: texts with their
-// length in two bytes before them, so that no two lists of texts look alike, and
-// fixed-size numbers, all big-endian.
-func (e *Event) Hash(scratch []byte) []byte {
-	b := scratch[:0]
-	b = binary.BigEndian.AppendUint16(b, uint16(len(tenant)))
-	b = append(b, tenant...)
-	b = appendText(b, e.Source)
-	b = appendText(b, e.ID)
-	sum := sha256.Sum256(b)
-	copy(e.Key[:], sum[:])
-
-	amount, quantity := e.Amount.Bytes(), e.Quantity.Bytes()
-	b = append(b[:0], byte(e.Type), 0, 0) // has a quantity, corrects something
-	if e.HasQuantity {
-		b[1] = 1
-	}
-	b = binary.BigEndian.AppendUint64(b, uint64(e.Time))
-	b = append(b, amount[:]...)
-	b = append(b, quantity[:]...)
-	b = appendText(b, e.Account)
-	b = binary.BigEndian.AppendUint16(b, uint16(len(e.Currency)))
-	b = append(b, e.Currency...)
-	b = appendText(b, e.SKU)
-	b = appendText(b, e.Unit)
-	sum = sha256.Sum256(b)
-	copy(e.Content[:], sum[:])
-	return b
-}
-
-func appendText(dst, s []byte) []byte {
-	dst = binary.BigEndian.AppendUint16(dst, uint16(len(s)))
-	return append(dst, s...)
 }
 
 const (

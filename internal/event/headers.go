@@ -38,7 +38,7 @@ func (d *Decoder) readHeaders(hs []Header, m *message) *Rejection {
 	for i := range hs {
 		key := hs[i].Key
 		switch {
-		case len(key) == len("content-type") && equalASCIIFold(key, "content-type"):
+		case key == "content-type" || len(key) == len("content-type") && equalASCIIFold(key, "content-type"):
 			if hs[i].Value == nil {
 				continue
 			}
@@ -88,14 +88,15 @@ func (d *Decoder) readHeaders(hs []Header, m *message) *Rejection {
 }
 
 func (d *Decoder) readCEHeader(h *headers, i int, key string) *Rejection {
-	// The name is copied to where the set of names wants it: a string's bytes.
 	s := &d.scan
-	n := len(s.arena)
-	s.arena = append(s.arena, key...)
-	name := s.arena[n+len("ce_"):]
 	exact := key[0] == 'c' && key[1] == 'e'
-	at := attrIndex(name)
+	at := attrIndex(key[len("ce_"):])
+	var name []byte
 	if at < 0 || !exact {
+		// copied to where the set of names wants it: a string's bytes
+		n := len(s.arena)
+		s.arena = append(s.arena, key...)
+		name = s.arena[n+len("ce_"):]
 		var buf [maxFold]byte
 		if attrIndex(fold(buf[:0], name)) >= 0 {
 			return reject(ReasonAmbiguousEnvelope, "header %s differs only in case from one that has a meaning", quoted([]byte(key)))
@@ -177,17 +178,16 @@ func (d *Decoder) compareHeaders(hs []Header, m *message) *Rejection {
 	// Extension attributes: walk over the body again, which is known to be good.
 	extensions := make(map[string][]byte, m.headers.other)
 	for i := range hs {
-		if key := hs[i].Key; len(key) >= 3 && key[:3] == "ce_" && attrIndex([]byte(key[3:])) < 0 {
+		if key := hs[i].Key; len(key) >= 3 && key[:3] == "ce_" && attrIndex(key[3:]) < 0 {
 			extensions[key[3:]] = hs[i].Value
 		}
 	}
 	s := &d.scan
-	s.p = 0
-	s.next()
-	for ok := s.enter('}'); ok; ok = s.more('}') {
-		key, _ := s.key()
+	p, _ := s.next(0)
+	for p, ok := s.enter(p, '}'); ok; p, ok = s.more(p, '}') {
 		var f field
-		s.value(&f)
+		key, colon := s.key(p)
+		p = s.value(colon, &f)
 		if value, ok := extensions[string(key)]; ok {
 			if !d.same(&f, value) {
 				return differs("ce_" + string(key))

@@ -3,6 +3,7 @@ package event
 import (
 	"bytes"
 	"hash/maphash"
+	"strings"
 )
 
 const (
@@ -10,19 +11,22 @@ const (
 	maxValue = 1 << 20
 	// maxDepth is how many objects and arrays may be open at once in a value.
 	maxDepth = 32
+	// stopped is the position of a scan that can't go on.
+	stopped = -1
 )
 
 // scanner reads one JSON value in a single pass and without allocation. It
-// exists because a general tokenizer was measured (BenchmarkJSONText) to cost as
-// much as all that is done here with a message; tests hold it against that
-// tokenizer.
+// exists because a general tokenizer was measured to cost more than all that is
+// done here with a message; tests hold it against that tokenizer.
 //
 // What makes the text no JSON stops it (fail). Invalid UTF-8 and duplicate keys
 // are noted and the scan goes on, so that the verdict on a message with several
 // faults depends on which faults there are and not on their order.
+//
+// Its methods are given the position to read from, and give back the one behind
+// what they read, or stopped.
 type scanner struct {
 	b     []byte
-	p     int
 	depth int
 
 	fail     Reason // why the scan stopped
@@ -45,6 +49,8 @@ type scanner struct {
 	frame uint32 // the last object's number; 0 is the record's headers
 
 	arena []byte // escaped keys without their escapes
+
+	envelope, data order // of the keys with a meaning
 }
 
 type name struct {
@@ -56,12 +62,19 @@ type name struct {
 type slot struct{ gen, index uint32 }
 
 func newScanner() scanner {
-	return scanner{seed: maphash.MakeSeed(), table: make([]slot, 64), names: make([]name, 0, 32), arena: make([]byte, 0, 256)}
+	var members []string
+	for _, name := range dataNames {
+		members = append(members, strings.TrimPrefix(name, "data."))
+	}
+	return scanner{
+		seed: maphash.MakeSeed(), table: make([]slot, 64), names: make([]name, 0, 32), arena: make([]byte, 0, 256),
+		envelope: newOrder(attrNames[:], attrIndex[[]byte]), data: newOrder(members, dataIndex),
+	}
 }
 
 // reset starts on another value.
 func (s *scanner) reset(b []byte) {
-	s.b, s.p, s.depth = b, 0, 0
+	s.b, s.depth = b, 0
 	s.fail, s.failedAt = 0, 0
 	s.badUTF8, s.dup, s.dupKey, s.dupFold = false, false, nil, false
 	s.frame = 0
@@ -83,9 +96,10 @@ func (s *scanner) release() {
 	}
 }
 
-func (s *scanner) stop(r Reason) bool {
-	s.fail, s.failedAt = r, s.p
-	return false
+// stop ends the scan at p.
+func (s *scanner) stop(r Reason, p int) int {
+	s.fail, s.failedAt = r, p
+	return stopped
 }
 
 func (s *scanner) noteUTF8(at int) {
@@ -100,72 +114,66 @@ func (s *scanner) noteDup(key []byte, fold bool) {
 	}
 }
 
-// next skips white space and returns the byte it stands on, 0 at the end.
-func (s *scanner) next() byte {
-	for s.p < len(s.b) {
-		c := s.b[s.p]
-		if c > ' ' {
-			return c
+// next skips white space from p on: where the next byte stands, and the byte, 0
+// at the end.
+func (s *scanner) next(p int) (int, byte) {
+	for b := s.b; p < len(b); p++ {
+		c := b[p]
+		if c > ' ' || c != ' ' && c != '\n' && c != '\r' && c != '\t' {
+			return p, c
 		}
-		if c != ' ' && c != '\n' && c != '\r' && c != '\t' {
-			return c
-		}
-		s.p++
 	}
-	return 0
+	return p, 0
 }
 
 // end checks that nothing but white space is left.
-func (s *scanner) end() bool {
-	if s.next(); s.p < len(s.b) {
-		return s.stop(ReasonInvalidJSON)
+func (s *scanner) end(p int) bool {
+	if p, _ = s.next(p); p < len(s.b) {
+		s.stop(ReasonInvalidJSON, p)
 	}
-	return true
+	return s.fail == 0
 }
 
 // enter and more walk through an object or array:
 //
-//	for ok := s.enter('}'); ok; ok = s.more('}') { ... }
+//	for p, ok := s.enter(p, '}'); ok; p, ok = s.more(p, '}') { ... }
 //
-// after which s.fail tells whether it ended well.
-func (s *scanner) enter(closing byte) bool {
+// after which p is behind it or stopped.
+func (s *scanner) enter(p int, closing byte) (int, bool) {
 	s.depth++
 	if s.depth > maxDepth {
-		return s.stop(ReasonTooLarge)
+		return s.stop(ReasonTooLarge, p), false
 	}
-	s.p++
-	if s.next() == closing {
-		s.p++
+	p, c := s.next(p + 1)
+	if c == closing {
 		s.depth--
-		return false
+		return p + 1, false
 	}
-	return true
+	return p, true
 }
 
-func (s *scanner) more(closing byte) bool {
-	switch {
-	case s.fail != 0:
-	case s.next() == ',':
-		s.p++
-		return true
-	case s.next() == closing:
-		s.p++
+func (s *scanner) more(p int, closing byte) (int, bool) {
+	p, c := s.next(p)
+	switch c {
+	case ',':
+		p, _ = s.next(p + 1)
+		return p, true
+	case closing:
 		s.depth--
-	default:
-		s.stop(ReasonInvalidJSON)
+		return p + 1, false
 	}
-	return false
+	return s.stop(ReasonInvalidJSON, p), false
 }
 
-// key reads a member's name and the colon. The result is without escapes and
-// valid until the next reset.
-func (s *scanner) key() (key []byte, ok bool) {
-	if s.next() != '"' {
-		return nil, s.stop(ReasonInvalidJSON)
+// key reads a member's name, which starts at p, and the colon. The name is
+// without escapes and valid until the next reset.
+func (s *scanner) key(p int) (key []byte, colon int) {
+	if s.at(p) != '"' {
+		return nil, s.stop(ReasonInvalidJSON, p)
 	}
 	var f field
-	if !s.text(&f) {
-		return nil, false
+	if p = s.text(p, &f); p == stopped {
+		return nil, stopped
 	}
 	key = f.raw
 	if f.escaped {
@@ -173,11 +181,11 @@ func (s *scanner) key() (key []byte, ok bool) {
 		s.arena = unescape(s.arena, f.raw)
 		key = s.arena[n:]
 	}
-	if s.next() != ':' {
-		return nil, s.stop(ReasonInvalidJSON)
+	p, c := s.next(p)
+	if c != ':' {
+		return nil, s.stop(ReasonInvalidJSON, p)
 	}
-	s.p++
-	return key, true
+	return key, p + 1
 }
 
 // newFrame numbers an object, for once.
@@ -219,105 +227,116 @@ func (s *scanner) grow() {
 }
 
 // value reads any value into f.
-func (s *scanner) value(f *field) bool {
-	c := s.next()
-	if c == '"' {
-		return s.text(f)
-	}
-	start := s.p
-	var ok bool
+func (s *scanner) value(p int, f *field) int {
+	start, c := s.next(p)
+	p = start
 	switch c {
+	case '"':
+		return s.text(p, f)
 	case '{':
-		f.kind, ok = object, s.object()
+		f.kind, p = object, s.object(p)
 	case '[':
-		f.kind, ok = array, s.array()
+		f.kind, p = array, s.array(p)
 	case 't':
-		f.kind, ok = boolean, s.literal("true")
+		f.kind, p = boolean, s.literal(p, "true")
 	case 'f':
-		f.kind, ok = boolean, s.literal("false")
+		f.kind, p = boolean, s.literal(p, "false")
 	case 'n':
-		f.kind, ok = null, s.literal("null")
+		f.kind, p = null, s.literal(p, "null")
 	default:
-		f.kind, ok = number, s.number()
+		f.kind, p = number, s.number(p)
 	}
 	f.escaped, f.control = false, false
-	f.raw = s.b[start:s.p]
-	return ok
+	if p != stopped {
+		f.raw = s.b[start:p]
+	}
+	return p
 }
 
 // object and array read what has no meaning here, and find duplicate keys in it.
 // The recursion is bounded by maxDepth.
-func (s *scanner) object() bool {
+func (s *scanner) object(p int) int {
 	frame := s.newFrame()
 	var f field
-	for ok := s.enter('}'); ok; ok = s.more('}') {
-		key, ok := s.key()
-		if !ok {
-			return false
+	p, ok := s.enter(p, '}')
+	for ok {
+		var key []byte
+		if key, p = s.key(p); p == stopped {
+			return stopped
 		}
 		if !s.once(frame, key) {
 			s.noteDup(key, false)
 		}
-		if !s.value(&f) {
-			return false
+		if p = s.value(p, &f); p == stopped {
+			return stopped
 		}
+		p, ok = s.more(p, '}')
 	}
-	return s.fail == 0
+	return p
 }
 
-func (s *scanner) array() bool {
+func (s *scanner) array(p int) int {
 	var f field
-	for ok := s.enter(']'); ok; ok = s.more(']') {
-		if !s.value(&f) {
-			return false
+	p, ok := s.enter(p, ']')
+	for ok {
+		if p = s.value(p, &f); p == stopped {
+			return stopped
 		}
+		p, ok = s.more(p, ']')
 	}
-	return s.fail == 0
+	return p
 }
 
-func (s *scanner) literal(word string) bool {
-	if len(s.b)-s.p < len(word) || string(s.b[s.p:s.p+len(word)]) != word {
-		return s.stop(ReasonInvalidJSON)
+func (s *scanner) literal(p int, word string) int {
+	if len(s.b)-p < len(word) || string(s.b[p:p+len(word)]) != word {
+		return s.stop(ReasonInvalidJSON, p)
 	}
-	s.p += len(word)
-	return true
+	return p + len(word)
 }
 
 // number reads -?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?
-func (s *scanner) number() bool {
-	if s.at('-') {
-		s.p++
+func (s *scanner) number(p int) int {
+	if s.at(p) == '-' {
+		p++
 	}
-	switch {
-	case s.at('0'):
-		s.p++
-	case !s.digits():
-		return s.stop(ReasonInvalidJSON)
+	whole := p
+	if p = s.digits(p); p == whole {
+		return s.stop(ReasonInvalidJSON, p)
 	}
-	if s.at('.') {
-		s.p++
-		if !s.digits() {
-			return s.stop(ReasonInvalidJSON)
+	if s.b[whole] == '0' {
+		p = whole + 1 // a digit behind it is what fails then
+	}
+	if s.at(p) == '.' {
+		places := p + 1
+		if p = s.digits(places); p == places {
+			return s.stop(ReasonInvalidJSON, p)
 		}
 	}
-	if s.at('e') || s.at('E') {
-		s.p++
-		if s.at('+') || s.at('-') {
-			s.p++
+	if c := s.at(p); c == 'e' || c == 'E' {
+		p++
+		if c = s.at(p); c == '+' || c == '-' {
+			p++
 		}
-		if !s.digits() {
-			return s.stop(ReasonInvalidJSON)
+		exponent := p
+		if p = s.digits(exponent); p == exponent {
+			return s.stop(ReasonInvalidJSON, p)
 		}
 	}
-	return true
+	return p
 }
 
-func (s *scanner) at(c byte) bool { return s.p < len(s.b) && s.b[s.p] == c }
-
-func (s *scanner) digits() bool {
-	start := s.p
-	for s.p < len(s.b) && s.b[s.p]-'0' <= 9 {
-		s.p++
+// at is the byte at p, 0 behind the end.
+func (s *scanner) at(p int) byte {
+	if p < len(s.b) {
+		return s.b[p]
 	}
-	return s.p > start
+	return 0
+}
+
+// digits is the end of the digits that start at p.
+func (s *scanner) digits(p int) int {
+	for p < len(s.b) && s.b[p]-'0' <= 9 {
+		p++
+	}
+	return p
 }

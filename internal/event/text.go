@@ -33,38 +33,44 @@ type field struct {
 // given reports whether there is a value: null counts as absent.
 func (f *field) given() bool { return f.kind > null }
 
-// text reads a string, standing on its opening quote.
-func (s *scanner) text(f *field) bool {
-	b, start := s.b, s.p+1
-	p := start
-	f.kind, f.escaped, f.control = text, false, false
-	for {
-		// as plain does, in place: nearly every string ends within two words
-		for len(b)-p >= 8 {
-			if odd := oddBytes(binary.LittleEndian.Uint64(b[p:])); odd != 0 {
-				p += bits.TrailingZeros64(odd) / 8
+// text reads a string, whose opening quote is at p.
+func (s *scanner) text(p int, f *field) int {
+	b, start := s.b, p+1
+	p = start
+	// as plain does, in place: nearly every string ends within two words
+	for len(b)-p >= 8 {
+		if odd := oddBytes(binary.LittleEndian.Uint64(b[p:])); odd != 0 {
+			p += bits.TrailingZeros64(odd) / 8
+			if b[p] != '"' {
 				break
 			}
-			p += 8
+			f.raw, f.kind, f.escaped, f.control = b[start:p], text, false, false
+			return p + 1
 		}
-		if len(b)-p < 8 {
-			p += plain(b[p:])
-		}
+		p += 8
+	}
+	return s.oddText(start, p, f)
+}
+
+// oddText reads the rest, from p on, of a string that starts at start and has
+// more than plain text, or ends with the value.
+func (s *scanner) oddText(start, p int, f *field) int {
+	b := s.b
+	f.kind, f.escaped, f.control = text, false, false
+	for {
+		p += plain(b[p:])
 		if p >= len(b) {
-			s.p = p
-			return s.stop(ReasonInvalidJSON)
+			return s.stop(ReasonInvalidJSON, p)
 		}
 		switch c := b[p]; {
 		case c == '"':
 			f.raw = b[start:p]
-			s.p = p + 1
-			return true
+			return p + 1
 		case c == '\\':
 			f.escaped = true
 			r, n, ok := unescapeOne(b[p:])
 			if n == 0 {
-				s.p = p
-				return s.stop(ReasonInvalidJSON)
+				return s.stop(ReasonInvalidJSON, p)
 			}
 			if !ok {
 				s.noteUTF8(p)
@@ -72,8 +78,7 @@ func (s *scanner) text(f *field) bool {
 			f.control = f.control || isControl(r)
 			p += n
 		case c < ' ':
-			s.p = p
-			return s.stop(ReasonInvalidJSON)
+			return s.stop(ReasonInvalidJSON, p)
 		case c < utf8.RuneSelf: // U+007F
 			f.control = true
 			p++
@@ -114,8 +119,8 @@ func oddBytes(x uint64) uint64 {
 		ones  = 0x0101010101010101
 		highs = 0x8080808080808080
 	)
-	q, e := x^('"'*ones), x^('\\'*ones)
-	return ((q-ones)&^q | (e-ones)&^e | (x-' '*ones)&^x | x | (x + ones)) & highs
+	// With bit 1 turned the quote is 0x20 and what is below 0x20 stays there.
+	return ((x ^ 2*ones - 0x21*ones) | (x ^ '\\'*ones - ones) | (x + ones) | x) & highs
 }
 
 // unescapeOne reads the escape at the start of b: its rune, and its length,

@@ -2,6 +2,8 @@ package event
 
 import (
 	"bytes"
+	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -199,5 +201,41 @@ func TestHashesStayTheSame(t *testing.T) {
 	}
 	if got := hexOf(e.Content[:]); got != content {
 		t.Errorf("content %s, want %s", got, content)
+	}
+}
+
+// What the decoder has learned of the order of keys makes no difference: the
+// keys come in any order, with and without blanks, some twice, some unknown.
+func TestLearnedOrder(t *testing.T) {
+	r := rand.New(rand.NewPCG(11, 12))
+	members := func(text string, more ...string) string {
+		list := append(strings.Split(strings.Trim(text, "{}"), ","), more...)
+		r.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+		return "{" + strings.Join(list, []string{",", ", ", "\n,\t"}[r.IntN(3)]) + "}"
+	}
+	extra := []string{`"id":"again"`, `"Unit":"x"`, `"unit":null`, `"x":{"id":1}`, `"amount":"1"`, `"idx":1`, `"i":2`, `"data" :7`}
+	learned := NewDecoder(testConfig())
+	events := 0
+	for range 20_000 {
+		var more []string
+		for range r.IntN(3) {
+			more = append(more, extra[r.IntN(len(extra))])
+		}
+		data := members(`{"amount":"1.5","currency":"EUR","sku":"s","unit":"u","quantity":"2"}`, more...)
+		for len(more) > 0 && r.IntN(2) == 0 {
+			more = more[1:]
+		}
+		value := members(`{"specversion":"1.0","id":"e","source":"/s","type":"com.example.billing.charge.v1","subject":"a","time":"2026-11-29T11:30:00Z"}`, append(more, `"data":`+data)...)
+		var got, want Event
+		a, b := learned.Decode(&Record{Value: []byte(value)}, &got), NewDecoder(testConfig()).Decode(&Record{Value: []byte(value)}, &want)
+		if !reflect.DeepEqual(a, b) || a == nil && !reflect.DeepEqual(got, want) {
+			t.Fatalf("%s\n%v %+v, a new decoder says\n%v %+v", value, a, got, b, want)
+		}
+		if a == nil {
+			events++
+		}
+	}
+	if events < 3_000 || events > 19_000 {
+		t.Errorf("%d of 20000 are events", events)
 	}
 }

@@ -16,17 +16,17 @@ type batch struct {
 	err           error
 }
 
-// The inbox's bound, in bytes of records: above high the partition is paused,
-// at or below low it is resumed. A delivery is never refused, so the bound is
-// exceeded by one fetch response's share at most.
-const (
-	inboxHigh = 8 << 20
-	inboxLow  = 2 << 20
-)
+// inboxMost bounds an inbox whose share is larger: more of what is fetched early
+// makes nothing faster.
+const inboxMost = 8 << 20
 
-// inbox holds deliveries between the polling goroutine and the lane.
+// inbox holds deliveries between the polling goroutine and the lane. Above its
+// bound the partition is paused, at a quarter of it resumed. A delivery is never
+// refused, so the bound is exceeded by one at most. What the lane has taken counts
+// until it asks for the next one.
 type inbox struct {
 	source    Source
+	shares    *shares
 	partition int32
 	ready     chan struct{} // cap 1: a put since the last take; a lost wake-up is impossible, a spurious one harmless
 
@@ -35,7 +35,8 @@ type inbox struct {
 	end     int64  // of the partition, as last heard of; -1 before
 	read    int64  // offset behind the last record delivered
 	batches []batch
-	bytes   int
+	bytes   int64 // of them and of taken
+	taken   int64 // by the lane: its batch in hand
 	paused  bool
 	unread  time.Time // since when nothing is delivered though there is more; zero otherwise
 }
@@ -46,7 +47,8 @@ func (b *inbox) open(session uint64, from int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.session = session
-	b.batches, b.bytes = nil, 0
+	b.batches, b.taken = nil, 0
+	b.count(-b.bytes)
 	b.read, b.unread = from, time.Time{}
 	if b.paused {
 		b.paused = false
@@ -65,9 +67,9 @@ func (b *inbox) put(x batch) {
 	if n := len(x.records); n > 0 {
 		b.read = x.records[n-1].Offset + 1
 	}
-	b.bytes += x.bytes
+	b.count(int64(x.bytes))
 	b.unread = time.Time{}
-	if b.bytes > inboxHigh && !b.paused {
+	if b.bytes > b.shares.inbox() && !b.paused {
 		b.paused = true
 		b.source.Pause(b.partition) // under the lock, so that it can't overtake a Resume
 	}
@@ -106,21 +108,24 @@ func (b *inbox) reached() int64 {
 	return b.end
 }
 
-// take returns the oldest batch; false when there is none.
+// take returns the oldest batch; false when there is none. The one before it is
+// done with.
 func (b *inbox) take() (batch, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.count(-b.taken)
+	b.taken = 0
+	if b.paused && b.bytes <= b.shares.inbox()/4 {
+		b.paused = false
+		b.source.Resume(b.partition)
+	}
 	if len(b.batches) == 0 {
 		return batch{}, false
 	}
 	x := b.batches[0]
 	b.batches[0] = batch{}
 	b.batches = b.batches[1:]
-	b.bytes -= x.bytes
-	if b.paused && b.bytes <= inboxLow {
-		b.paused = false
-		b.source.Resume(b.partition)
-	}
+	b.taken = int64(x.bytes)
 	if len(b.batches) > 0 {
 		select {
 		case b.ready <- struct{}{}:
@@ -128,4 +133,10 @@ func (b *inbox) take() (batch, bool) {
 		}
 	}
 	return x, true
+}
+
+// count keeps what the inbox holds, and with it what all of them hold.
+func (b *inbox) count(n int64) {
+	b.bytes += n
+	b.shares.waiting.Add(n)
 }

@@ -23,7 +23,7 @@ func (p *pausing) SkipTail(_ context.Context, _ int32, from int64) (int64, error
 
 func newTestInbox() (*inbox, *pausing) {
 	s := &pausing{}
-	return &inbox{source: s, ready: make(chan struct{}, 1)}, s
+	return &inbox{source: s, shares: newShares(64 << 20), ready: make(chan struct{}, 1)}, s
 }
 
 // TestBatchesOfOlderSessionsAreDropped: a batch that was fetched before a rewind
@@ -62,21 +62,63 @@ func TestInboxIsBounded(t *testing.T) {
 	if s.paused != 1 || s.calls != 1 {
 		t.Errorf("paused %d times by %d calls", s.paused, s.calls)
 	}
-	for range 18 {
+	if got := b.shares.waiting.Load(); got != 20<<20 {
+		t.Errorf("%d bytes wait", got)
+	}
+	for i := range 19 {
+		if s.paused != 1 {
+			t.Errorf("resumed with %d batches left, one of them in hand", 20-i)
+		}
 		if _, ok := b.take(); !ok {
 			t.Fatal("a batch is missing")
 		}
 	}
 	if s.paused != 0 || s.calls != 2 {
-		t.Errorf("paused %d by %d calls with two batches left", s.paused, s.calls)
+		t.Errorf("paused %d by %d calls with two batches left, one of them in hand", s.paused, s.calls)
+	}
+	b.take()
+	if _, ok := b.take(); ok || b.shares.waiting.Load() != 0 {
+		t.Errorf("%d bytes wait in an empty inbox", b.shares.waiting.Load())
 	}
 	// A session that ends paused does not leave the partition paused.
 	for range 20 {
 		b.put(batch{session: 1, bytes: 1 << 20})
 	}
 	b.open(2, 0)
-	if s.paused != 0 {
-		t.Error("the next session begins paused")
+	if s.paused != 0 || b.shares.waiting.Load() != 0 {
+		t.Errorf("the next session begins paused %d times, with %d bytes waiting", s.paused, b.shares.waiting.Load())
+	}
+}
+
+// TestInboxShares: the bound of an inbox is its lane's share, and one that is
+// smaller than any delivery stops nothing.
+func TestInboxShares(t *testing.T) {
+	b, s := newTestInbox()
+	b.open(1, 0)
+	for range 7 {
+		b.put(batch{session: 1, bytes: 1 << 20})
+	}
+	b.shares.divide(64) // 256 KiB each
+	b.put(batch{session: 1, bytes: 1})
+	if s.paused != 1 {
+		t.Error("a smaller share is not felt")
+	}
+	for range 8 {
+		if _, ok := b.take(); !ok {
+			t.Fatal("a batch is missing")
+		}
+	}
+	b.shares.all = 0
+	b.shares.divide(64)
+	for i := range 3 {
+		b.take()
+		if s.paused != 0 {
+			t.Fatal("nothing is left, and the partition is paused")
+		}
+		b.put(batch{session: 1, bytes: 1 << 20})
+		if _, ok := b.take(); !ok || s.paused != 1 {
+			t.Fatalf("delivery %d: taken %t, paused %d", i, ok, s.paused)
+		}
 	}
 }
 

@@ -58,7 +58,7 @@ func newLane(p *Pipeline, partition int32) *lane {
 	l := &lane{
 		p: p, id: id,
 		log:   p.cfg.Logger.With("lane", id.String()),
-		inbox: inbox{source: p.source, partition: partition, end: -1, ready: make(chan struct{}, 1)},
+		inbox: inbox{source: p.source, shares: p.shares, partition: partition, end: -1, ready: make(chan struct{}, 1)},
 		done:  make(chan struct{}),
 	}
 	l.ctx, l.cancel = context.WithCancel(context.Background())

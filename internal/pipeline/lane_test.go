@@ -122,37 +122,63 @@ func TestMaxIDs(t *testing.T) {
 }
 
 // TestIdleLaneFollowsTail: the offset of a lane without records follows a tail
-// that has none, once a minute, and markers that come late break nothing.
+// that has none, once a minute, and markers that come late break nothing. Nobody
+// is asked while the partition ends where the lane is.
 func TestIdleLaneFollowsTail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, nil)
 		r.run(func() {
 			r.topic.append(messages(0, 5)...)
 			sleep(2 * time.Second)
+			r.lanes.Reach(map[int32]int64{0: 5})
+			sleep(10 * time.Minute)
+			if skips, _ := r.topic.count(); skips != 0 {
+				t.Errorf("looked %d times behind the end", skips)
+			}
+			r.topic.append(messages(5, 6)...)
+			sleep(2 * time.Second)
 			r.topic.mu.Lock()
-			r.topic.tail = 8
+			r.topic.tail = 9
 			r.topic.mu.Unlock()
+			r.lanes.Reach(map[int32]int64{0: 9})
 			sleep(50 * time.Second)
 			if skips, _ := r.topic.count(); skips != 0 {
 				t.Errorf("looked %d times before the lane was idle for a minute", skips)
 			}
 			sleep(30 * time.Second)
 			s := r.status()
-			if s.Next != 8 || s.Seq != 1 {
+			if s.Next != 9 || s.Seq != 2 {
 				t.Errorf("status: %+v", s)
 			}
 			// Control records at offsets that the lane has passed already.
 			r.topic.append("control")
 			synctest.Wait()
-			want(t, "position after a late marker", r.status().Position, 8)
+			want(t, "position after a late marker", r.status().Position, 9)
 			r.topic.append("control", "control")
-			r.topic.append(messages(8, 10)...)
+			r.topic.append(messages(9, 11)...)
 			sleep(3 * time.Second)
 			s = r.status()
-			if s.State != pipeline.Running || s.Next != 10 || s.Seq != 2 {
+			if s.State != pipeline.Running || s.Next != 11 || s.Seq != 3 {
 				t.Errorf("after late markers: %+v", s)
 			}
-			want(t, "the next epoch begins where the last one ended", r.world.Shard(0).From(2), 5)
+			want(t, "the next epoch begins where the last one ended", r.world.Shard(0).From(3), 6)
+		})
+	})
+}
+
+// TestIdleLaneFollowsMarkers: markers that were delivered move the lane's position
+// and make no epoch; its offset follows all the same.
+func TestIdleLaneFollowsMarkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.run(func() {
+			r.topic.append(messages(0, 5)...)
+			sleep(2 * time.Second)
+			r.topic.append("control", "control")
+			sleep(2 * time.Minute)
+			if s := r.status(); s.Position != 7 || s.Next != 7 || s.Seq != 1 {
+				t.Errorf("status: %+v", s)
+			}
 		})
 	})
 }
@@ -211,7 +237,7 @@ func TestRowsThatOnlyTheLedgerKnew(t *testing.T) {
 		r := newRig(t, nil)
 		row := func(b *checkpoint.Branch, shard int) []checkpoint.ExistingRow {
 			for _, p := range b.Contents.(*aggregate.Epoch).Parts {
-				for _, l := range p.Ledger {
+				for _, l := range p.Ledger.All() {
 					if l.Offset == int64(10+shard) {
 						return []checkpoint.ExistingRow{{Key: l.Key, Content: l.Content, Offset: 2, Time: l.Time}}
 					}
@@ -391,7 +417,7 @@ func TestStreamOfRowsThatOnlyTheLedgerKnew(t *testing.T) {
 		known := map[[16]byte]bool{}
 		r.world.Shard(0).Exists = func(b *checkpoint.Branch) (rows []checkpoint.ExistingRow) {
 			for _, p := range b.Contents.(*aggregate.Epoch).Parts {
-				for _, l := range p.Ledger {
+				for _, l := range p.Ledger.All() {
 					if !known[l.Key] {
 						known[l.Key] = true
 						rows = append(rows, checkpoint.ExistingRow{Key: l.Key, Offset: -1, Time: l.Time})

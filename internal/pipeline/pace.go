@@ -56,7 +56,7 @@ func (p *pace) follow(rows int, took time.Duration) {
 // full: the epoch has come to a bound.
 func (w *work) full() bool {
 	in := w.epoch.Counts.In
-	return in > 0 && (in >= w.maxRecords() || w.epoch.Rows() >= w.pace.rows || w.held() >= w.cfg.MaxBytes || w.position == w.l.retried.upTo)
+	return in > 0 && (in >= w.maxRecords() || w.epoch.Rows() >= w.pace.rows || w.held() >= w.maxBytes() || w.position == w.l.retried.upTo)
 }
 
 // held is what the epoch holds in memory.

@@ -27,7 +27,11 @@ type Config struct {
 	MaxInterval time.Duration // likewise, of a lane that is behind; and how long a checkpoint should take
 	MaxRows     int           // that an epoch writes; a barrier comes at the latest then
 	MaxRecords  int           // of an epoch; likewise
-	MaxBytes    int64         // held by an epoch, ids included; likewise
+	MaxBytes    int64         // held by an epoch, ids included; likewise, and not more than its lane's share
+
+	// What all lanes hold of messages, see shares: waiting, in epochs that are
+	// filled and in those that are committed. The ids are beside it.
+	MemoryBytes int64
 
 	Lateness time.Duration // how much older than the lane's stream time an event may be
 	Skew     time.Duration // how far ahead of Now an event may be
@@ -45,6 +49,10 @@ type Config struct {
 	// UnknownFields, if set, is told how many fields of a message no rule knows,
 	// once for each time that the message is read.
 	UnknownFields func(n int64)
+
+	// Paused, if set, is told how long a barrier has held up its lane's stream, by
+	// the lane's goroutine.
+	Paused func(d time.Duration)
 
 	Logger *slog.Logger
 }
@@ -76,6 +84,7 @@ type Pipeline struct {
 	cfg    Config
 	source Source
 
+	shares  *shares
 	ids     atomic.Int64  // dedup entries of all lanes
 	session atomic.Uint64 // the last session number given out
 
@@ -89,7 +98,7 @@ type Pipeline struct {
 
 // New makes a pipeline without lanes. Bind its source before the group runs.
 func New(cfg Config) *Pipeline {
-	return &Pipeline{cfg: cfg, lanes: map[int32]*lane{}, fatal: make(chan error, 1)}
+	return &Pipeline{cfg: cfg, shares: newShares(cfg.MemoryBytes), lanes: map[int32]*lane{}, fatal: make(chan error, 1)}
 }
 
 // Bind sets where records come from. It is called once, before any callback.
@@ -114,6 +123,7 @@ func (p *Pipeline) Assigned(partitions []int32) {
 		p.lanes[n] = l
 		go l.run()
 	}
+	p.shares.divide(len(p.lanes))
 	p.cfg.Logger.Info("lanes assigned", "partitions", partitions)
 }
 
@@ -170,6 +180,7 @@ func (p *Pipeline) release(ctx context.Context, lanes []*lane) {
 			delete(p.lanes, l.id.Partition)
 		}
 	}
+	p.shares.divide(len(p.lanes))
 }
 
 // Deliver takes records of a partition, in offset order. bytes is what they

@@ -7,9 +7,34 @@ import (
 	"billing/internal/event"
 )
 
+// decoded is what a record says.
+type decoded struct {
+	event     event.Event
+	rejection *event.Rejection // nil for an event
+}
+
+// ahead is how many records are decoded before the first of them is taken. What
+// their look-ups wait for, memory, is then waited for together.
+const ahead = 16
+
+// decode reads records ahead, at most so many. That depends on each of them alone.
+func (w *work) decode(records []event.Record) {
+	for i := range records {
+		if !records[i].Control {
+			d := &w.ahead[i]
+			d.rejection = w.decoder.Decode(&records[i], &d.event)
+		}
+	}
+	for i := range records {
+		if !records[i].Control && w.ahead[i].rejection == nil {
+			w.state.Warm(&w.ahead[i].event.Key)
+		}
+	}
+}
+
 // take gives one record its outcome: applied, duplicate, conflict or rejected.
 // latest is the largest event time that is not in the future, µs since 1970.
-func (w *work) take(r *event.Record, latest int64) error {
+func (w *work) take(r *event.Record, d *decoded, latest int64) error {
 	if r.Control {
 		// It moves the position only; an idle lane may have looked past it.
 		if r.Offset >= w.position {
@@ -22,12 +47,11 @@ func (w *work) take(r *event.Record, latest int64) error {
 	}
 	w.position, w.leaderEpoch = r.Offset+1, r.LeaderEpoch
 
-	e := &w.event
-	if rejection := w.decoder.Decode(r, e); rejection != nil {
-		w.epoch.Reject(r, rejection.Reason, rejection.Detail)
+	if d.rejection != nil {
+		w.epoch.Reject(r, d.rejection.Reason, d.rejection.Detail)
 		return nil
 	}
-
+	e := &d.event
 	if n := int64(e.UnknownFields); n > 0 && w.cfg.UnknownFields != nil {
 		w.cfg.UnknownFields(n)
 	}

@@ -32,7 +32,8 @@ func newTestWork(now time.Time) *work {
 }
 
 func (w *work) takeAt(r *event.Record, now time.Time) error {
-	return w.take(r, now.Add(w.cfg.Skew).UnixMicro())
+	w.decode([]event.Record{*r})
+	return w.take(r, &w.ahead[0], now.Add(w.cfg.Skew).UnixMicro())
 }
 
 // outcomeOf takes one record and says what became of it, by the counts.
@@ -153,7 +154,7 @@ func (c *laneCase) run(t *testing.T) {
 	totals := map[string]string{}
 	entries := map[string]int64{}
 	for _, p := range w.epoch.Parts {
-		for k, x := range p.Totals {
+		for k, x := range p.Totals.All() {
 			net := x.Charge
 			net.AddSum(x.Credit)
 			key := k.Account + "\x00" + k.Currency + "\x00" + micros(k.WindowStart)

@@ -43,19 +43,20 @@ func (l *list) all() []string {
 	return append([]string(nil), l.s...)
 }
 
-// topic is partition 0 as the lanes' source: it keeps its records and delivers
+// topic is one partition as the lanes' source: it keeps its records and delivers
 // them one by one from where a session starts.
 type topic struct {
-	mu      sync.Mutex
-	records []event.Record
-	handler *pipeline.Pipeline
-	session uint64
-	next    int64
-	paused  bool
-	pauses  int
-	tail    int64 // where SkipTail ends
-	skips   int
-	unread  error // delivered instead of records
+	mu        sync.Mutex
+	partition int32
+	records   []event.Record
+	handler   *pipeline.Pipeline
+	session   uint64
+	next      int64
+	paused    bool
+	pauses    int
+	tail      int64 // where SkipTail ends
+	skips     int
+	unread    error // delivered instead of records
 }
 
 func (s *topic) Start(_ int32, session uint64, offset int64, _ int32) {
@@ -106,14 +107,14 @@ func (s *topic) pump() {
 		if err != nil {
 			s.session = 0
 			s.mu.Unlock()
-			s.handler.Failed(0, session, err)
+			s.handler.Failed(s.partition, session, err)
 			return
 		}
 		r := s.records[s.next]
 		s.next++
 		end := int64(len(s.records))
 		s.mu.Unlock()
-		s.handler.Deliver(0, session, []event.Record{r}, len(r.Value), end)
+		s.handler.Deliver(s.partition, session, []event.Record{r}, len(r.Value), end)
 	}
 }
 
@@ -146,7 +147,7 @@ func newRig(t *testing.T, change func(*pipeline.Config)) *rig {
 			Kafka: r.world, Shards: r.world.Shards(), Limits: checkpoint.DefaultLimits(30 * time.Second),
 			Listener: checkpoint.Listener{Net: func(_ checkpoint.At, net string, _ error) { r.nets.add(net) }},
 		},
-		Interval: time.Second, MaxInterval: 5 * time.Second, MaxRows: 1 << 20, MaxRecords: 100, MaxBytes: 1 << 30,
+		Interval: time.Second, MaxInterval: 5 * time.Second, MaxRows: 1 << 20, MaxRecords: 100, MaxBytes: 1 << 30, MemoryBytes: 1 << 32,
 		Lateness: time.Hour, Skew: 5 * time.Minute, MaxIDs: 1 << 40, Window: time.Hour, Ledger: true,
 		Decoder:      event.Config{TypePrefix: "com.example.billing.", Currencies: []string{"USD"}},
 		StoppedRetry: time.Minute, IdleMove: time.Minute,

@@ -30,7 +30,7 @@ type work struct {
 	log *slog.Logger        // the lane's, with the session's incarnation
 
 	decoder *event.Decoder
-	event   event.Event // reused for every record
+	ahead   [ahead]decoded // used again for the next ones
 
 	// What the stream has come to: running epoch included.
 	state           *dedup.State
@@ -51,6 +51,9 @@ type work struct {
 	due      bool // the barrier's time has come
 	waiting  bool // for room under dedup.max_ids
 	pace     pace
+
+	cutBegan time.Time // while cutting
+	cutting  bool      // since the barrier no record was taken, and somebody wants to know how long that lasts
 }
 
 // job is what the committer does with the session, one at a time: an epoch, or
@@ -122,10 +125,9 @@ func (w *work) run() error {
 
 	idle := time.NewTicker(w.cfg.IdleMove / 4)
 	defer idle.Stop()
-	recheck := time.NewTicker(idsRecheck)
-	defer recheck.Stop()
 
 	for {
+		w.cut() // of what waited for the epoch in flight; the batch in hand goes on
 		if err := w.fill(); err != nil {
 			return err
 		}
@@ -133,8 +135,10 @@ func (w *work) run() error {
 		w.tell()
 
 		ready := w.l.inbox.ready
+		var recheck <-chan time.Time
 		if !w.room() {
 			ready = nil // back-pressure: the inbox fills, and pauses the partition
+			recheck = time.After(idsRecheck)
 		}
 		select {
 		case <-ready:
@@ -148,7 +152,7 @@ func (w *work) run() error {
 			} else {
 				w.armed, w.due = false, true
 			}
-		case <-recheck.C: // other lanes may have made room under dedup.max_ids
+		case <-recheck: // other lanes may have made room under dedup.max_ids
 		case <-idle.C:
 			w.idle()
 		case err := <-swept:
@@ -182,8 +186,14 @@ func (w *work) fill() error {
 	now := w.cfg.Now().Add(w.cfg.Skew).UnixMicro()
 	i := 0
 	for ; i < len(w.rest) && w.room(); i++ {
-		if err := w.take(&w.rest[i], now); err != nil {
+		if i%ahead == 0 {
+			w.decode(w.rest[i:min(i+ahead, len(w.rest))])
+		}
+		if err := w.take(&w.rest[i], &w.ahead[i%ahead], now); err != nil {
 			return err
+		}
+		if w.cutting {
+			w.resumed()
 		}
 		if w.full() {
 			w.cut() // not in flight: an empty epoch goes on at once
@@ -227,6 +237,9 @@ func (w *work) overMaxIDs() bool { return w.l.p.ids.Load() >= w.cfg.MaxIDs }
 
 // tell keeps the lane's status, and says when it pauses and goes on.
 func (w *work) tell() {
+	if w.cutting {
+		w.resumed() // there is nothing to take
+	}
 	pending := w.inFlight || !w.epoch.Empty() || len(w.rest) > 0
 	over := w.overMaxIDs()
 	if over != w.waiting {
@@ -256,6 +269,9 @@ func (w *work) cut() {
 	if w.inFlight || w.epoch.Empty() || !w.due && !w.full() {
 		return
 	}
+	if w.cfg.Paused != nil {
+		w.cutting, w.cutBegan = true, time.Now()
+	}
 	epoch, adds := w.epoch, w.state.Freeze(w.forgottenBefore)
 	e := &checkpoint.Epoch{
 		Next: w.position, LeaderEpoch: w.leaderEpoch,
@@ -279,6 +295,13 @@ func (w *work) cut() {
 		err := w.s.Checkpoint(ctx, e)
 		return result{epoch: e, rows: epoch.Rows(), took: time.Since(begun), err: err}
 	})
+}
+
+// resumed tells how long the barrier has held up the stream: until its next record
+// was taken, as what a fresh epoch needs of memory is asked for then.
+func (w *work) resumed() {
+	w.cutting = false
+	w.cfg.Paused(time.Since(w.cutBegan))
 }
 
 func (w *work) send(j job) {
@@ -366,6 +389,9 @@ func (w *work) idle() {
 		return
 	}
 	from, decided := w.position, w.s.Decision()
+	if w.l.inbox.reached() <= decided.Next {
+		return // nothing is behind it, records or not
+	}
 	w.send(func(ctx context.Context) result {
 		next, err := w.l.p.source.SkipTail(ctx, w.l.id.Partition, from)
 		if err != nil {

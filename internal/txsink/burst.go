@@ -112,7 +112,7 @@ func (s *shard) part(b *checkpoint.Branch) (*aggregate.Part, error) {
 	}
 	part := &epoch.Parts[s.number]
 	var totals, sums int64
-	for key, total := range part.Totals {
+	for key, total := range part.Totals.All() {
 		totals += total.Entries
 		if key.WindowStart%1e6 != 0 {
 			return nil, s.bug("epoch %d of %s: a window begins at %d µs: windows are whole seconds", b.Seq, b.Lane, key.WindowStart)
@@ -125,9 +125,9 @@ func (s *shard) part(b *checkpoint.Branch) (*aggregate.Part, error) {
 	if !s.cfg.LedgerEnabled {
 		ledger = 0
 	}
-	if totals != part.Applied || sums != part.Applied || int64(len(part.Ledger)) != ledger {
+	if totals != part.Applied || sums != part.Applied || int64(part.Ledger.Len()) != ledger {
 		return nil, s.bug("epoch %d of %s: %d entries are applied on shard %d, but the totals have %d, the sums %d, the ledger %d (enabled: %t)",
-			b.Seq, b.Lane, part.Applied, s.number, totals, sums, len(part.Ledger), s.cfg.LedgerEnabled)
+			b.Seq, b.Lane, part.Applied, s.number, totals, sums, part.Ledger.Len(), s.cfg.LedgerEnabled)
 	}
 	return part, nil
 }
@@ -203,13 +203,13 @@ func (s *shard) write(ctx context.Context, c *conn, w *writer, part *aggregate.P
 	if err := w.compareAndSet(ctx, c); err != nil {
 		return err
 	}
-	if err := w.ledger(ctx, part.Ledger); err != nil {
+	if err := w.ledger(ctx, &part.Ledger); err != nil {
 		return err
 	}
 	if err := w.rejects(ctx, part.Rejects); err != nil {
 		return err
 	}
-	if err := w.totals(ctx, part.Totals, part.Ledger); err != nil {
+	if err := w.totals(ctx, &part.Totals, &part.Ledger); err != nil {
 		return err
 	}
 	if err := w.sums(ctx, part.Sums); err != nil {

@@ -42,12 +42,11 @@ func (w *writer) refused(ctx context.Context, t *table, err error) error {
 func offsetText(offset int64) string { return "offset " + strconv.FormatInt(offset, 10) }
 
 // totalText names a total, and the first record that the epoch adds to it.
-func totalText(k *aggregate.TotalKey, ledger []aggregate.LedgerRow) string {
+func totalText(k *aggregate.TotalKey, ledger *aggregate.Rows[aggregate.LedgerRow]) string {
 	s := fmt.Sprintf("the total of account %q, SKU %q, unit %q, currency %s, window %s", k.Account, k.SKU, k.Unit, k.Currency,
 		time.UnixMicro(k.WindowStart).UTC().Format(secondsFormat))
-	for i := range ledger {
-		r := &ledger[i]
-		if string(r.Account) == k.Account && string(r.SKU) == k.SKU && string(r.Unit) == k.Unit && r.Currency == k.Currency && r.WindowStart == k.WindowStart && r.Period == k.Period {
+	for _, r := range ledger.All() {
+		if string(r.Account()) == k.Account && string(r.SKU()) == k.SKU && string(r.Unit()) == k.Unit && r.Currency == k.Currency && r.WindowStart == k.WindowStart && r.Period == k.Period {
 			return s + ", first added to at " + offsetText(r.Offset)
 		}
 	}
@@ -88,14 +87,14 @@ func (s *shard) twice(ctx context.Context, b *checkpoint.Branch, part *aggregate
 	case !errors.Is(err, errLedgerRows):
 		return notBegun(s.placeTaken(ctx, b, err))
 	}
-	found, ferr := s.existing(ctx, b, part.Ledger)
+	found, ferr := s.existing(ctx, b, &part.Ledger)
 	switch {
 	case ferr != nil:
 		return notBegun(errors.Join(err, ferr))
 	case len(found) > 0:
 		return &checkpoint.RowsExistError{Shard: s.name, Entries: found}
 	}
-	if again := s.repeated(b, part.Ledger); again != nil {
+	if again := s.repeated(b, &part.Ledger); again != nil {
 		err = fmt.Errorf("%w: %w", again, err)
 	}
 	return notBegun(err)
@@ -116,11 +115,10 @@ func (s *shard) placeTaken(ctx context.Context, b *checkpoint.Branch, err error)
 
 // repeated finds what should never reach a shard: two rows of one epoch with the
 // same key or the same offset; nil without such.
-func (s *shard) repeated(b *checkpoint.Branch, rows []aggregate.LedgerRow) error {
-	keys := make(map[[16]byte]int64, len(rows)) // -> offset
-	offsets := make(map[int64]bool, len(rows))
-	for i := range rows {
-		r := &rows[i]
+func (s *shard) repeated(b *checkpoint.Branch, rows *aggregate.Rows[aggregate.LedgerRow]) error {
+	keys := make(map[[16]byte]int64, rows.Len()) // -> offset
+	offsets := make(map[int64]bool, rows.Len())
+	for _, r := range rows.All() {
 		if offsets[r.Offset] {
 			return s.bug("epoch %d of %s has two entries for offset %d", b.Seq, b.Lane, r.Offset)
 		}
@@ -140,16 +138,17 @@ const lookupRows = 500
 // branch is gone, so what is found is committed. A row that has an offset of
 // this epoch under another key is an *checkpoint.InvariantError: at one offset
 // is one message, for ever.
-func (s *shard) existing(ctx context.Context, b *checkpoint.Branch, rows []aggregate.LedgerRow) (found []checkpoint.ExistingRow, err error) {
+func (s *shard) existing(ctx context.Context, b *checkpoint.Branch, rows *aggregate.Rows[aggregate.LedgerRow]) (found []checkpoint.ExistingRow, err error) {
 	err = s.with(ctx, func(ctx context.Context, c *conn) error {
-		for part := range slices.Chunk(rows, lookupRows) {
-			byKey := make(map[[16]byte]*aggregate.LedgerRow, len(part))
-			byOffset := make(map[int64]*aggregate.LedgerRow, len(part))
+		for from := 0; from < rows.Len(); from += lookupRows {
+			byKey := make(map[[16]byte]*aggregate.LedgerRow, lookupRows)
+			byOffset := make(map[int64]*aggregate.LedgerRow, lookupRows)
 			var keys, offsets []string
-			for i := range part {
-				byKey[part[i].Key], byOffset[part[i].Offset] = &part[i], &part[i]
-				keys = append(keys, hexLiteral(part[i].Key[:]))
-				offsets = append(offsets, strconv.FormatInt(part[i].Offset, 10))
+			for i := from; i < min(from+lookupRows, rows.Len()); i++ {
+				r := rows.At(i)
+				byKey[r.Key], byOffset[r.Offset] = r, r
+				keys = append(keys, hexLiteral(r.Key[:]))
+				offsets = append(offsets, strconv.FormatInt(r.Offset, 10))
 			}
 			there, err := lookUp(ctx, c, b.Lane, "kafka_offset IN ("+strings.Join(offsets, ",")+")")
 			if err != nil {

@@ -131,28 +131,27 @@ const (
 // errLedgerRows marks what went wrong in billing_ledger.
 var errLedgerRows = errors.New("billing_ledger")
 
-func (w *writer) ledger(ctx context.Context, rows []aggregate.LedgerRow) error {
+func (w *writer) ledger(ctx context.Context, rows *aggregate.Rows[aggregate.LedgerRow]) error {
 	w.rowMarks.begin(w.branch.OffsetFrom)
 	t := &table{
 		name: "insert into billing_ledger",
 		head: intoLedger,
-		of:   func(i int) string { return offsetText(rows[i].Offset) }, affected: exactly,
+		of:   func(i int) string { return offsetText(rows.At(i).Offset) }, affected: exactly,
 	}
 	w.start(t.head)
-	for i := range rows {
-		r := &rows[i]
+	for i, r := range rows.All() {
 		mark := len(w.sql)
 		w.row(tagLedger)
 		w.lane()
 		w.int(r.Offset)
 		w.int(w.branch.Seq)
 		w.text(tenant)
-		w.bytes(r.Source)
-		w.bytes(r.ID)
+		w.bytes(r.Source())
+		w.bytes(r.ID())
 		w.text(r.Type.String())
-		w.bytes(r.Account)
-		w.bytes(r.SKU)
-		w.bytes(r.Unit)
+		w.bytes(r.Account())
+		w.bytes(r.SKU())
+		w.bytes(r.Unit())
 		w.text(r.Currency)
 		w.amount(r.Amount)
 		if r.HasQuantity {
@@ -160,8 +159,8 @@ func (w *writer) ledger(ctx context.Context, rows []aggregate.LedgerRow) error {
 		} else {
 			w.null()
 		}
-		if len(r.Note) > 0 {
-			w.bytes(r.Note)
+		if note := r.Note(); len(note) > 0 {
+			w.bytes(note)
 		} else {
 			w.null()
 		}
@@ -187,9 +186,9 @@ func (w *writer) ledger(ctx context.Context, rows []aggregate.LedgerRow) error {
 //
 // ledger is only for the name of a total that MySQL refuses; empty with the
 // ledger off.
-func (w *writer) totals(ctx context.Context, totals map[aggregate.TotalKey]*aggregate.Total, ledger []aggregate.LedgerRow) error {
-	w.keys = slices.Grow(w.keys[:0], len(totals))
-	for of, total := range totals {
+func (w *writer) totals(ctx context.Context, totals *aggregate.Totals, ledger *aggregate.Rows[aggregate.LedgerRow]) error {
+	w.keys = slices.Grow(w.keys[:0], totals.Len())
+	for of, total := range totals.All() {
 		w.keys = append(w.keys, totalRow{key: w.totalKey(&of), of: of, total: total})
 	}
 	slices.SortFunc(w.keys, func(a, b totalRow) int { return bytes.Compare(a.key[:], b.key[:]) })

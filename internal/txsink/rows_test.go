@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/go-sql-driver/mysql"
 
@@ -39,13 +40,34 @@ func newWriter(r *recorder) *writer {
 		branch: &checkpoint.Branch{Lane: checkpoint.Lane{Topic: "orders", Partition: 3}, Seq: 9, OffsetFrom: 10, OffsetNext: 20_010}}
 }
 
-func ledgerRows(n, source int) []aggregate.LedgerRow {
-	rows := make([]aggregate.LedgerRow, n)
-	for i := range rows {
-		rows[i] = aggregate.LedgerRow{Offset: 10 + int64(i), Event: event.Event{ID: fmt.Append(nil, "id", i), Source: []byte(strings.Repeat("s", source)),
-			Account: []byte("acme"), Currency: "EUR", Type: event.Charge}}
+// charges are events for the ledger, at the offsets from firstOffset on.
+func charges(n, source int) []event.Event {
+	events := make([]event.Event, n)
+	for i := range events {
+		events[i] = event.Event{ID: fmt.Append(nil, "id", i), Source: []byte(strings.Repeat("s", source)),
+			Account: []byte("acme"), Currency: "EUR", Type: event.Charge}
 	}
-	return rows
+	return events
+}
+
+const firstOffset = 10
+
+// booked are the ledger's rows of the events from number first on.
+func booked(events []event.Event, first int) *aggregate.Rows[aggregate.LedgerRow] {
+	e := aggregate.New(aggregate.Config{Shards: 1, Window: time.Hour, Ledger: true})
+	for i := range events {
+		e.Apply(&events[i], int64(firstOffset+first+i))
+	}
+	return &e.Parts[0].Ledger
+}
+
+// totalsOf is a total of each account with one entry.
+func totalsOf(accounts ...string) *aggregate.Totals {
+	e := aggregate.New(aggregate.Config{Shards: 1, Window: time.Hour})
+	for _, a := range accounts {
+		e.Apply(&event.Event{Account: []byte(a), Currency: "EUR", Type: event.Charge}, 0)
+	}
+	return &e.Parts[0].Totals
 }
 
 // Rows are split over statements without losing, doubling or reordering one, and
@@ -53,13 +75,13 @@ func ledgerRows(n, source int) []aggregate.LedgerRow {
 func TestStatementsAreBounded(t *testing.T) {
 	exact := func(rows int) int64 { return int64(rows) }
 	for _, source := range []int{1, 500, 20_000, maxStatement} {
-		rows := ledgerRows(1000, source)
+		rows := charges(1000, source)
 		if source > 1000 {
 			rows = rows[:20]
 		}
 		r := &recorder{affected: exact}
 		w := newWriter(r)
-		if err := w.ledger(t.Context(), rows); err != nil {
+		if err := w.ledger(t.Context(), booked(rows, 0)); err != nil {
 			t.Fatal(err)
 		}
 		next := 0
@@ -83,7 +105,7 @@ func TestStatementsAreBounded(t *testing.T) {
 		}
 		one := newWriter(&recorder{affected: exact})
 		for i := range rows {
-			if err := one.ledger(t.Context(), rows[i:i+1]); err != nil {
+			if err := one.ledger(t.Context(), booked(rows[i:i+1], i)); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -97,7 +119,7 @@ func TestNoRowsNoStatement(t *testing.T) {
 	r := &recorder{affected: func(int) int64 { return 0 }}
 	w := newWriter(r)
 	for name, err := range map[string]error{
-		"ledger": w.ledger(t.Context(), nil), "rejects": w.rejects(t.Context(), nil), "totals": w.totals(t.Context(), nil, nil), "sums": w.sums(t.Context(), nil),
+		"ledger": w.ledger(t.Context(), booked(nil, 0)), "rejects": w.rejects(t.Context(), nil), "totals": w.totals(t.Context(), totalsOf(), nil), "sums": w.sums(t.Context(), nil),
 	} {
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
@@ -111,11 +133,11 @@ func TestNoRowsNoStatement(t *testing.T) {
 func TestTotalsGoInKeyOrder(t *testing.T) {
 	r := &recorder{affected: func(rows int) int64 { return 2 * int64(rows) }}
 	w := newWriter(r)
-	totals := make(map[aggregate.TotalKey]*aggregate.Total)
+	var accounts []string
 	for i := range 2000 {
-		totals[aggregate.TotalKey{Account: fmt.Sprint("a", i), Currency: "EUR"}] = &aggregate.Total{Entries: 1}
+		accounts = append(accounts, fmt.Sprint("a", i))
 	}
-	if err := w.totals(t.Context(), totals, nil); err != nil {
+	if err := w.totals(t.Context(), totalsOf(accounts...), nil); err != nil {
 		t.Fatal(err)
 	}
 	last, rows := "", 0
@@ -130,19 +152,19 @@ func TestTotalsGoInKeyOrder(t *testing.T) {
 			}
 		}
 	}
-	if rows != len(totals) || len(r.statements) < 2 {
-		t.Errorf("%d rows in %d statements, want %d in several", rows, len(r.statements), len(totals))
+	if rows != len(accounts) || len(r.statements) < 2 {
+		t.Errorf("%d rows in %d statements, want %d in several", rows, len(r.statements), len(accounts))
 	}
 }
 
 func TestAffectedRowsAreChecked(t *testing.T) {
-	totals := map[aggregate.TotalKey]*aggregate.Total{{Account: "a"}: {Entries: 1}, {Account: "b"}: {Entries: 1}}
+	totals := totalsOf("a", "b")
 	for affected, ok := range map[int64]bool{0: false, 1: false, 2: true, 3: true, 4: true, 5: false} {
 		w := newWriter(&recorder{affected: func(int) int64 { return affected }})
 		if err := w.totals(t.Context(), totals, nil); (err == nil) != ok {
 			t.Errorf("%d rows changed by two totals: %v", affected, err)
 		}
-		if err := w.ledger(t.Context(), ledgerRows(2, 1)); (err == nil) != (affected == 2) {
+		if err := w.ledger(t.Context(), booked(charges(2, 1), 0)); (err == nil) != (affected == 2) {
 			t.Errorf("%d rows changed by two ledger rows: %v", affected, err)
 		}
 	}
@@ -150,7 +172,7 @@ func TestAffectedRowsAreChecked(t *testing.T) {
 
 func TestRefusedRowIsNamedAcrossStatements(t *testing.T) {
 	r := &recorder{affected: func(rows int) int64 { return int64(rows) }}
-	if err := newWriter(r).ledger(t.Context(), ledgerRows(1000, 500)); err != nil {
+	if err := newWriter(r).ledger(t.Context(), booked(charges(1000, 500), 0)); err != nil {
 		t.Fatal(err)
 	}
 	first := rowsOf(r.statements[0])
@@ -163,13 +185,13 @@ func TestRefusedRowIsNamedAcrossStatements(t *testing.T) {
 		}
 		return int64(rowsOf(sql)), nil
 	}
-	err := w.ledger(t.Context(), ledgerRows(1000, 500))
+	err := w.ledger(t.Context(), booked(charges(1000, 500), 0))
 	want := fmt.Sprintf("insert into billing_ledger, topic orders, partition 3, offsets 10 to 20009, refused at offset %d: ", 10+first+2)
 	if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, errLedgerRows) {
 		t.Errorf("got %v, want %s", err, want)
 	}
 	w.exec = func(context.Context, string) (int64, error) { return 0, mysql.ErrInvalidConn }
-	if err := w.ledger(t.Context(), ledgerRows(1, 1)); err == nil || strings.Contains(err.Error(), "refused at") {
+	if err := w.ledger(t.Context(), booked(charges(1, 1), 0)); err == nil || strings.Contains(err.Error(), "refused at") {
 		t.Errorf("a lost connection: %v", err)
 	}
 }
@@ -185,13 +207,13 @@ func refusing(number uint16, row string) func(context.Context, string) (int64, e
 }
 
 func TestRefusedRowIsSearchedWhereMySQLDoesNotNameIt(t *testing.T) {
-	rows := ledgerRows(700, 500)
+	rows := charges(700, 500)
 	for _, bad := range []int{0, 1, 2, 3, 100, 101, 102, 103, 350, 697, 698, 699} {
 		for _, number := range rowless {
 			w := newWriter(&recorder{})
 			w.exec = refusing(number, hexLiteral(rows[bad].ID))
-			err := w.ledger(t.Context(), rows)
-			if want := fmt.Sprintf("refused at offset %d: ", rows[bad].Offset); err == nil || !strings.Contains(err.Error(), want) || !isAnswer(err, number) {
+			err := w.ledger(t.Context(), booked(rows, 0))
+			if want := fmt.Sprintf("refused at offset %d: ", firstOffset+bad); err == nil || !strings.Contains(err.Error(), want) || !isAnswer(err, number) {
 				t.Errorf("row %d, error %d: %v, want %q", bad, number, err, want)
 			}
 		}
@@ -208,7 +230,7 @@ func TestRefusedRowIsSearchedWhereMySQLDoesNotNameIt(t *testing.T) {
 			}
 			return 0, again
 		}
-		err := w.ledger(t.Context(), rows)
+		err := w.ledger(t.Context(), booked(rows, 0))
 		if err == nil || strings.Contains(err.Error(), "refused at") || sent > 2 {
 			t.Errorf("%s: %v after %d statements", name, err, sent)
 		}
@@ -216,14 +238,11 @@ func TestRefusedRowIsSearchedWhereMySQLDoesNotNameIt(t *testing.T) {
 }
 
 func TestRefusedTotalAndSumAreNamed(t *testing.T) {
-	ledger := ledgerRows(3, 1)
+	ledger := charges(3, 1)
 	ledger[1].Account, ledger[2].Account = []byte("b"), []byte("b")
-	totals := map[aggregate.TotalKey]*aggregate.Total{
-		{Account: "acme", Currency: "EUR"}: {Entries: 1}, {Account: "b", Currency: "EUR"}: {Entries: 2},
-	}
 	w := newWriter(&recorder{})
 	w.exec = refusing(errCheckViolated, hexLiteral("b"))
-	err := w.totals(t.Context(), totals, ledger)
+	err := w.totals(t.Context(), totalsOf("acme", "b", "b"), booked(ledger, 0))
 	if want := `refused at the total of account "b", SKU "", unit "", currency EUR, window 1970-01-01 00:00:00, first added to at offset 11: `; err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("got %v, want %s", err, want)
 	}
@@ -241,7 +260,7 @@ func TestWritersAreUsedForManyLanes(t *testing.T) {
 	for _, lane := range []checkpoint.Lane{{}, {Topic: "orders", Partition: 3}, {Topic: "orders", Partition: 4}, {Topic: "refunds", Partition: 4}, {Topic: "orders", Partition: 3}} {
 		w.branch.Lane = lane
 		w.hash.Reset()
-		if err := w.ledger(t.Context(), ledgerRows(3, 1)); err != nil {
+		if err := w.ledger(t.Context(), booked(charges(3, 1), 0)); err != nil {
 			t.Fatal(err)
 		}
 		sql := r.statements[len(r.statements)-1]
@@ -250,14 +269,14 @@ func TestWritersAreUsedForManyLanes(t *testing.T) {
 		}
 		alone := newWriter(&recorder{affected: r.affected})
 		alone.branch.Lane = lane
-		if err := alone.ledger(t.Context(), ledgerRows(3, 1)); err != nil {
+		if err := alone.ledger(t.Context(), booked(charges(3, 1), 0)); err != nil {
 			t.Fatal(err)
 		}
 		if string(alone.hash.Sum(nil)) != string(w.hash.Sum(nil)) {
 			t.Errorf("%s: the digest has another lane", lane)
 		}
 	}
-	rows := ledgerRows(1000, 1)
+	rows := booked(charges(1000, 1), 0)
 	if err := w.ledger(t.Context(), rows); err != nil { // the buffers have their size now
 		t.Fatal(err)
 	}

@@ -38,6 +38,9 @@ var shared struct {
 const startWithin = 5 * time.Minute
 
 func TestMain(m *testing.M) {
+	if topic := os.Getenv(brokerVariable); topic != "" {
+		os.Exit(beBroker(topic))
+	}
 	code := m.Run()
 	if shared.kafka != nil {
 		_ = shared.kafka.Close()

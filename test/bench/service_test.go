@@ -34,6 +34,7 @@ type job struct {
 type jobConfig struct {
 	Shards int
 	Ledger bool
+	Broker string // where it is not the server's own address
 	More   string // YAML at the top level
 }
 
@@ -61,6 +62,9 @@ func newJob(t testing.TB, topic string, c jobConfig) *job {
 		t.Cleanup(func() { _ = db.Close() })
 		j.db = append(j.db, db)
 	}
+	if c.Broker == "" {
+		c.Broker = kafkaServer(t).Addr()
+	}
 	dir := filepath.Join(t.ArtifactDir(), j.name)
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
@@ -79,7 +83,7 @@ ledger:
 admin:
   listen: "127.0.0.1:0"
 first_start: true
-%s`, j.name, kafkaServer(t).Addr(), topic, list.String(), c.Ledger, c.More)
+%s`, j.name, c.Broker, topic, list.String(), c.Ledger, c.More)
 	if err := os.WriteFile(j.config, []byte(yaml), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -150,6 +154,28 @@ func (p *instance) stop() (cpu time.Duration) {
 func (j *job) records() (n int64, err error) {
 	err = j.db[0].QueryRow("SELECT COALESCE(SUM(records_in), 0) FROM billing_epoch").Scan(&n)
 	return n, err
+}
+
+// offsets are those behind each lane's last epoch in the tables.
+func (j *job) offsets(partitions int) []int {
+	j.t.Helper()
+	next := make([]int, partitions)
+	rows, err := j.db[0].Query("SELECT kafka_partition, offset_next FROM billing_lane")
+	if err != nil {
+		j.t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var partition, offset int
+		if err := rows.Scan(&partition, &offset); err != nil {
+			j.t.Fatal(err)
+		}
+		next[partition] = offset
+	}
+	if err := rows.Err(); err != nil {
+		j.t.Fatal(err)
+	}
+	return next
 }
 
 // drained waits until the committed epochs account for n records, and returns how

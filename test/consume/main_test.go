@@ -52,6 +52,8 @@ func TestOwner(t *testing.T) { consumetest.Owner(t, brokers()) }
 
 func TestFetch(t *testing.T) { consumetest.Fetch(t, brokers()) }
 
+func TestBound(t *testing.T) { consumetest.Bound(t, brokers(), nil) }
+
 func TestGroup(t *testing.T) { consumetest.Group(t, brokers()) }
 
 func TestTopics(t *testing.T) { consumetest.Topics(t, brokers()) }

@@ -169,7 +169,7 @@ func TestViolatedCheckNamesTheRecord(t *testing.T) {
 	e = l.epoch()
 	e.Apply(charge("ok", on(0, "other"), "1"), 0)
 	e.Apply(charge("a", account, "1"), 1)
-	for key, total := range e.Parts[0].Totals {
+	for key, total := range e.Parts[0].Totals.All() {
 		if key.Account == account {
 			total.Credit.Add(parse("5")) // no sum of credits is positive
 		}

@@ -22,6 +22,7 @@ type Config struct {
 	Kafka      Kafka      `mapstructure:"kafka"`
 	Shards     []Shard    `mapstructure:"shards"` // order is part of the deployment: never changes
 	Checkpoint Checkpoint `mapstructure:"checkpoint"`
+	Memory     Memory     `mapstructure:"memory"`
 	Dedup      Dedup      `mapstructure:"dedup"`
 	Aggregate  Aggregate  `mapstructure:"aggregate"`
 	Message    Message    `mapstructure:"message"`
@@ -43,7 +44,7 @@ type Kafka struct {
 	SessionTimeout     time.Duration `mapstructure:"session_timeout"`     // how long a dead instance's lanes stand still
 	TransactionTimeout time.Duration `mapstructure:"transaction_timeout"` // after it the broker aborts an owner that is gone
 	InstanceID         string        `mapstructure:"instance_id"`         // static membership; "" is off
-	MaxBatchBytes      int           `mapstructure:"max_batch_bytes"`     // what one batch may decompress to
+	MaxBatchBytes      int           `mapstructure:"max_batch_bytes"`     // what one batch may take in memory, decompressed
 }
 
 // Shard is one MySQL database that holds a part of the accounts.
@@ -60,6 +61,11 @@ type Checkpoint struct {
 	MaxRows     int           `mapstructure:"max_rows"`     // that the epoch writes, on all shards
 	MaxRecords  int           `mapstructure:"max_records"`
 	MaxBytes    int64         `mapstructure:"max_bytes"` // that the epoch holds in memory
+}
+
+// Memory says what one instance may hold of messages, beside the ids.
+type Memory struct {
+	MaxBytes int64 `mapstructure:"max_bytes"` // its lanes share it
 }
 
 // Dedup says how long and how many ids are remembered.
@@ -114,6 +120,7 @@ func Default() Config {
 			MaxRecords:  1_000_000,
 			MaxBytes:    32 << 20,
 		},
+		Memory: Memory{MaxBytes: 512 << 20},
 		Dedup: Dedup{
 			Lateness: 35 * day,
 			Skew:     5 * time.Minute,

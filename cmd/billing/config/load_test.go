@@ -92,6 +92,7 @@ func TestGoodFileAndDefaults(t *testing.T) {
 		"interval":        c.Checkpoint.Interval == time.Second,
 		"lateness":        c.Dedup.Lateness == 35*24*time.Hour,
 		"skew":            c.Dedup.Skew == 5*time.Minute,
+		"memory":          c.Memory.MaxBytes == 512<<20,
 		"max ids":         c.Dedup.MaxIDs == 50_000_000,
 		"window":          c.Aggregate.Window == time.Hour,
 		"ledger":          c.Ledger.Enabled,
@@ -109,6 +110,7 @@ func TestEveryKeyOfTheFileIsRead(t *testing.T) {
 kafka: {brokers: ['h:1'], topic: t, session_timeout: 11s, transaction_timeout: 12s, instance_id: pod-1, max_batch_bytes: 2000000}
 shards: [{name: s, dsn: 'u:p@tcp(h:1)/d'}]
 checkpoint: {interval: 2s, max_interval: 3s, max_rows: 40, max_records: 30, max_bytes: 2_000_000}
+memory: {max_bytes: 70_000_000}
 dedup: {lateness: 1d12h, skew: 0, max_ids: 1_000}
 aggregate: {window: 15m}
 message: {type_prefix: p, currencies: [EUR], amount_as_number: true}
@@ -127,6 +129,7 @@ first_start: true
 		Kafka:      Kafka{Brokers: []string{"h:1"}, Topic: "t", SessionTimeout: 11 * time.Second, TransactionTimeout: 12 * time.Second, InstanceID: "pod-1", MaxBatchBytes: 2000000},
 		Shards:     []Shard{{Name: "s", DSN: "u:p@tcp(h:1)/d"}},
 		Checkpoint: Checkpoint{Interval: 2 * time.Second, MaxInterval: 3 * time.Second, MaxRows: 40, MaxRecords: 30, MaxBytes: 2_000_000},
+		Memory:     Memory{MaxBytes: 70_000_000},
 		Dedup:      Dedup{Lateness: 36 * time.Hour, Skew: 0, MaxIDs: 1000},
 		Aggregate:  Aggregate{Window: 15 * time.Minute},
 		Message:    Message{TypePrefix: "p.", Currencies: []string{"EUR"}, AmountAsNumber: true},
@@ -151,15 +154,15 @@ func TestEveryKeyFromTheEnvironment(t *testing.T) {
 	texts := map[string]string{ // by type; by key where a rule wants another
 		"string": "from-env", "[]string": "AAA:1 , BBB:2", "bool": "true", "int": "77", "int64": "2097152",
 		"time.Duration": "2m", "[]config.Shard": `[{"name":"env","dsn":"u:p\u0040x@tcp(h)/d"}]`,
-		"kafka.max_batch_bytes": "2000000",
-		"admin.listen":          "h:1", "log.level": "debug", "log.format": "json", "message.currencies": "CHF,JPY", "ledger.enabled": "false",
+		"kafka.max_batch_bytes": "2000000", "memory.max_bytes": "70000000",
+		"admin.listen": "h:1", "log.level": "debug", "log.format": "json", "message.currencies": "CHF,JPY", "ledger.enabled": "false",
 		"checkpoint.interval": "2s", "checkpoint.max_interval": "3s", "dedup.lateness": "2d", "message.type_prefix": "from.env.",
 	}
 	values := map[string]any{
 		"string": "from-env", "[]string": []string{"AAA:1", "BBB:2"}, "bool": true, "int": 77, "int64": int64(2097152),
 		"time.Duration": 2 * time.Minute, "[]config.Shard": []Shard{{Name: "env", DSN: "u:p@x@tcp(h)/d"}},
-		"kafka.max_batch_bytes": 2000000,
-		"admin.listen":          "h:1", "log.level": "debug", "log.format": "json", "message.currencies": []string{"CHF", "JPY"}, "ledger.enabled": false,
+		"kafka.max_batch_bytes": 2000000, "memory.max_bytes": int64(70_000_000),
+		"admin.listen": "h:1", "log.level": "debug", "log.format": "json", "message.currencies": []string{"CHF", "JPY"}, "ledger.enabled": false,
 		"checkpoint.interval": 2 * time.Second, "checkpoint.max_interval": 3 * time.Second, "dedup.lateness": 48 * time.Hour, "message.type_prefix": "from.env.",
 	}
 	pick := func(k leaf) string {

@@ -62,7 +62,7 @@ func TestReading(t *testing.T) {
 		{"too large", good + strings.Repeat("# much ado\n", 100_000), nil, []string{"config.yaml: is larger than 1048576 bytes: not a configuration of this service"}},
 
 		{"unknown keys", good + "nonsense: 1\ndedup:\n  latenes: 1d\n", nil, []string{
-			"config.yaml:13: nonsense: unknown key: known are job, kafka, shards, checkpoint, dedup, aggregate, message, ledger, admin, log, first_start",
+			"config.yaml:13: nonsense: unknown key: known are job, kafka, shards, checkpoint, memory, dedup, aggregate, message, ledger, admin, log, first_start",
 			"config.yaml:15: dedup.latenes: unknown key: did you mean lateness?",
 		}},
 		{"unknown key in a shard", edit("    dsn: app:s3cr3tPw@tcp(db-a", "    weight: 3\n    dsn: app:s3cr3tPw@tcp(db-a"), nil, []string{
@@ -166,7 +166,7 @@ func TestErrorListsAllProblems(t *testing.T) {
 	_, err := Load("", io.Discard, nil)
 	want := "configuration: 2 problems:\n" +
 		"  config.yaml:1: job: \"NO\": want 1 to 40 of a-z, 0-9 and -; no dots, which separate the parts of the transactional ids\n" +
-		"  config.yaml:13: nonsense: unknown key: known are job, kafka, shards, checkpoint, dedup, aggregate, message, ledger, admin, log, first_start"
+		"  config.yaml:13: nonsense: unknown key: known are job, kafka, shards, checkpoint, memory, dedup, aggregate, message, ledger, admin, log, first_start"
 	if err == nil || err.Error() != want {
 		t.Errorf("got\n%v\nwant\n%s", err, want)
 	}

@@ -137,6 +137,7 @@ func (k *check) times() {
 	within(k, "checkpoint.max_rows", c.Checkpoint.MaxRows, 1, 1_000_000, "an epoch's rows are one branch on each shard")
 	within(k, "checkpoint.max_records", c.Checkpoint.MaxRecords, 1, 1_000_000, "an epoch's writes are one branch on each shard")
 	within(k, "checkpoint.max_bytes", c.Checkpoint.MaxBytes, 1<<20, 1<<30, "one message may have 1 MiB, and an epoch is held in memory")
+	within(k, "memory.max_bytes", c.Memory.MaxBytes, 64<<20, 1<<40, "all lanes of an instance share it, for what is fetched and for two epochs each")
 	within(k, "dedup.lateness", c.Dedup.Lateness, time.Second, 3650*day, "older events are refused, and ids are remembered so long")
 	within(k, "dedup.skew", c.Dedup.Skew, 0, day, "events so far ahead of the clock are still booked")
 	within(k, "dedup.max_ids", c.Dedup.MaxIDs, 1, 10_000_000_000, "each takes 35 to 60 bytes of memory")

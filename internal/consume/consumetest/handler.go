@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"billing/internal/event"
@@ -26,6 +27,7 @@ type Delivery struct {
 type Log struct {
 	OnRevoked func(ctx context.Context, partitions []int32) // may be set before the first
 	OnLost    func(partitions []int32)                      // likewise
+	Held      atomic.Int64                                  // what Waiting says
 
 	mu         sync.Mutex
 	calls      []string
@@ -71,6 +73,9 @@ func (l *Log) Lost(ps []int32) {
 func (l *Log) Deliver(p int32, session uint64, rs []event.Record, bytes int, end int64) {
 	l.note("", &Delivery{Partition: p, Session: session, Records: rs, Bytes: bytes, End: end})
 }
+
+// Waiting implements consume.Handler.
+func (l *Log) Waiting() int64 { return l.Held.Load() }
 
 // Failed implements consume.Handler.
 func (l *Log) Failed(p int32, session uint64, err error) {

@@ -82,7 +82,6 @@ func (p *Bars) svg() []byte {
 		d.text(min(x(p.Target), plotWidth-edge-textWidth("target "+Number(p.Target), fontSize)/2), y, "soft", "middle", "target "+Number(p.Target))
 		y += 6
 	}
-	top := y
 	var marks drawing // over the bars
 	for _, g := range p.Groups {
 		if g.Label != "" {
@@ -90,6 +89,7 @@ func (p *Bars) svg() []byte {
 			d.text(edge, y, "soft", "start", g.Label)
 			y += 4
 		}
+		top := y
 		for i, b := range g.Bars {
 			low, high := b.Values[0], b.Values[0]
 			for _, v := range b.Values {
@@ -107,11 +107,12 @@ func (p *Bars) svg() []byte {
 			marks.text(x(high)+6, middle+4, "", "start", Number(mid))
 			y += barStep
 		}
+		// Beside the bars only: headings stand across.
+		if p.Target > 0 {
+			d.line("target", x(p.Target), top, x(p.Target), y)
+		}
+		d.line("axis", left, top, left, y)
 	}
-	if p.Target > 0 {
-		d.line("target", x(p.Target), top, x(p.Target), y)
-	}
-	d.line("axis", left, top, left, y)
 	d.body.Write(marks.body.Bytes())
 	return d.svg(p.Title, y+edge)
 }

@@ -46,7 +46,6 @@ func (p *HistoPlot) svg() []byte {
 		for _, b := range panel.Bars {
 			most = max(most, math.Log10(float64(b.Count))+0.5)
 		}
-		written := left // up to here
 		for _, b := range panel.Bars {
 			if b.Count == 0 {
 				continue
@@ -54,10 +53,8 @@ func (p *HistoPlot) svg() []byte {
 			from, to := x(b.From), x(b.From)+(right-left)*0.2/(high-low)
 			h := (math.Log10(float64(b.Count)) + 0.5) / most * height // one is seen, too
 			d.rect("c"+string(rune('0'+i%colours)), from+0.5, bottom-h, to-from-1, h)
-			label := brief(b.Count, to-from-3)
-			if half := textWidth(label, 11) / 2; (from+to)/2-half >= written { // narrow bars: there is not room for all
-				d.text((from+to)/2, bottom-h-3, "small", "middle", label)
-				written = (from+to)/2 + half
+			if label := brief(b.Count, to-from-2); textWidth(label, tinySize) <= to-from-2 { // what is wider would stand upon its neighbour
+				d.text((from+to)/2, bottom-h-3, "tiny", "middle", label)
 			}
 		}
 		d.line("axis", left, bottom, right, bottom)
@@ -65,7 +62,7 @@ func (p *HistoPlot) svg() []byte {
 			at := time.Duration(math.Round(math.Pow(10, decade)))
 			d.line("axis", x(at), bottom, x(at), bottom+5)
 			label := Span(at)
-			half := textWidth(label, 11) / 2
+			half := textWidth(label, smallSize) / 2
 			d.text(min(max(x(at), left+half), right-half), bottom+17, "small soft", "middle", label)
 		}
 		if p.Target > 0 {
@@ -106,7 +103,7 @@ func brief(n int64, width float64) string {
 		unit int64
 		name string
 	}{{1_000, "k"}, {1_000_000, "M"}} {
-		if textWidth(s, 11) > width && n >= u.unit {
+		if textWidth(s, tinySize) > width && n >= u.unit {
 			s = strconv.FormatInt((n+u.unit/2)/u.unit, 10) + u.name
 		}
 	}

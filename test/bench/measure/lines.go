@@ -72,7 +72,7 @@ func (p *Lines) svg() []byte {
 	}
 	labels := 0.0
 	for _, v := range yTicks {
-		labels = max(labels, textWidth(Number(v), 11))
+		labels = max(labels, textWidth(Number(v), smallSize))
 	}
 	left, right := edge+labels+6, float64(plotWidth-edge-24)
 

@@ -189,7 +189,12 @@ func New(t testing.TB, name string) *Report {
 	if !plainName.MatchString(name) {
 		t.Fatalf("%q is no name of a benchmark: small letters and hyphens", name)
 	}
-	r := &Report{t: t, out: os.Stdout, result: Result{Name: name, Machine: thisMachine(), Run: thisRun(t)}}
+	// A smoke run is silent, unless it is looked at.
+	out := io.Discard
+	if Full() || testing.Verbose() {
+		out = os.Stdout
+	}
+	r := &Report{t: t, out: out, result: Result{Name: name, Machine: thisMachine(), Run: thisRun(t)}}
 	size := "smoke size, no target is looked at"
 	if Full() {
 		size = fmt.Sprintf("full size, %d rounds, commit %s, load before %s", Runs(), r.result.Run.Commit, Number(r.result.Run.LoadBefore))
@@ -242,9 +247,7 @@ func columns(name, mid, spread, unit, target, verdict string) string {
 // say prints a line at once: where the numbers are wanted, someone waits for
 // them.
 func (r *Report) say(format string, args ...any) {
-	if Full() || testing.Verbose() {
-		fmt.Fprintf(r.out, format+"\n", args...)
-	}
+	fmt.Fprintf(r.out, format+"\n", args...)
 }
 
 // Values are what one run of a thing measured, by names of the benchmark's own.

@@ -27,6 +27,8 @@ func TestHistogramQuantiles(t *testing.T) {
 			half.Add(d)
 		}
 	}
+	all = append(all, time.Hour)
+	half.Add(time.Hour)
 	h.Merge(&half)
 	slices.Sort(all)
 	if h.Count() != int64(len(all)) || h.Max() != all[len(all)-1] {
@@ -136,11 +138,13 @@ func texts(t *testing.T, svg []byte) (boxes []box, width, height float64) {
 			}
 			size := float64(fontSize)
 			if strings.Contains(word(e, "class"), "small") {
-				size = 11
+				size = smallSize
+			} else if word(e, "class") == "tiny" {
+				size = tinySize
 			} else if word(e, "class") == "title" {
 				size = titleSize
 			}
-			x, y, wide := number(e, "x"), number(e, "y"), textWidth(string(data), size)*0.93 // as most fonts are
+			x, y, wide := number(e, "x"), number(e, "y"), textWidth(string(data), size)
 			b := box{text: string(data), left: x, right: x + wide, top: y - size*0.8, bottom: y + size*0.2}
 			switch word(e, "text-anchor") {
 			case "middle":

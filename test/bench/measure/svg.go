@@ -13,6 +13,8 @@ const (
 	edge      = 16
 	fontSize  = 12
 	titleSize = 15
+	smallSize = 11
+	tinySize  = 10
 	lineStep  = 18 // from one line of text to the next
 	colours   = 4  // then they come again
 )
@@ -21,7 +23,7 @@ const (
 // can be read on both, also by a viewer that knows no media queries.
 const style = `<style>
 text{font:12px "Helvetica Neue",Helvetica,Arial,"DejaVu Sans",sans-serif;fill:#1f2328}
-.title{font-size:15px;font-weight:bold}.small{font-size:11px}.soft{fill:#59636e}.ground{fill:#ffffff;stroke:#d1d9e0}
+.title{font-size:15px;font-weight:bold}.small{font-size:11px}.tiny{font-size:10px}.soft{fill:#59636e}.ground{fill:#ffffff;stroke:#d1d9e0}
 .grid{stroke:#d1d9e0}.axis{stroke:#59636e}.spread{stroke:#1f2328;stroke-width:1.5}.target{stroke:#cf222e;stroke-width:1.5;stroke-dasharray:5 3}
 .c0{fill:#0969da}.c1{fill:#bc4c00}.c2{fill:#1a7f37}.c3{fill:#8250df}
 .l0{stroke:#0969da}.l1{stroke:#bc4c00}.l2{stroke:#1a7f37}.l3{stroke:#8250df}.line{fill:none;stroke-width:1.8}
@@ -78,7 +80,7 @@ func escaped(s string) string {
 
 // textWidth is how wide a text is at most: fonts differ.
 func textWidth(s string, size float64) float64 {
-	return float64(len([]rune(s))) * size * 0.58
+	return float64(len([]rune(s))) * size * 0.62
 }
 
 // ticks are about n round values from 0 to most, which they reach or pass.

@@ -1,0 +1,47 @@
+package consume
+
+import "github.com/twmb/franz-go/pkg/kgo"
+
+// detach gives the records of a batch that is not compressed bytes of their own.
+// Such records lie in the broker's answer itself, and one of them would keep all
+// of it in memory: behind one lane that waits, the answers of all the others.
+// Records that were compressed have a buffer for each batch.
+func detach(records []*kgo.Record) {
+	n := 0
+	each(records, func(b *[]byte) { n += len(*b) })
+	own := make([]byte, 0, n)
+	each(records, func(b *[]byte) {
+		if *b == nil {
+			return // and an empty one stays empty
+		}
+		from := len(own)
+		own = append(own, *b...)
+		*b = own[from:len(own):len(own)]
+	})
+}
+
+// shared reports whether an answer of these has records of several partitions: of
+// lanes that let go of it at different times.
+func shared(fetches kgo.Fetches) bool {
+	with := 0
+	fetches.EachPartition(func(t kgo.FetchTopicPartition) {
+		if len(t.Records) > 0 {
+			with++
+		}
+	})
+	return with > len(fetches)
+}
+
+// each calls fn for all bytes of records that are not compressed.
+func each(records []*kgo.Record, fn func(b *[]byte)) {
+	for _, r := range records {
+		if r.Attrs.CompressionType() != 0 {
+			continue
+		}
+		fn(&r.Key)
+		fn(&r.Value)
+		for i := range r.Headers {
+			fn(&r.Headers[i].Value)
+		}
+	}
+}
