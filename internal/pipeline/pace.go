@@ -15,7 +15,8 @@ import (
 // pace is how large epochs may become. It belongs to a session: the next one begins
 // with few rows again.
 type pace struct {
-	within  time.Duration // that a lane that is behind keeps an epoch open, and that a checkpoint should take
+	open    time.Duration // so long a lane that is behind keeps an epoch open
+	within  time.Duration // that a checkpoint should take
 	rows    int           // bound of the next epoch
 	maxRows int           // bound of rows
 	begun   time.Time     // when the epoch that is being filled got its first record
@@ -34,7 +35,9 @@ const (
 )
 
 func newPace(cfg *Config) pace {
-	return pace{within: max(cfg.Interval, cfg.MaxInterval), rows: min(firstRows, cfg.MaxRows), maxRows: cfg.MaxRows}
+	open := max(cfg.Interval, cfg.MaxInterval)
+	// Far below phase 1's own bound: a shard may take the next epoch more slowly.
+	return pace{open: open, within: min(open, cfg.Job.Limits.Prepare/4), rows: min(firstRows, cfg.MaxRows), maxRows: cfg.MaxRows}
 }
 
 // follow sets the bound by what the last epoch's checkpoint took: at most double, and
@@ -75,5 +78,5 @@ func (w *work) maxRecords() int64 {
 func (w *work) keepOpen() bool {
 	comes := w.position > w.pace.seen
 	w.pace.seen = w.position
-	return comes && time.Since(w.pace.begun) < w.pace.within && w.l.inbox.reached()-w.position > w.epoch.Counts.In
+	return comes && time.Since(w.pace.begun) < w.pace.open && w.l.inbox.reached()-w.position > w.epoch.Counts.In
 }

@@ -99,6 +99,28 @@ func TestEpochsGrowByRows(t *testing.T) {
 	})
 }
 
+// TestEpochsStayFarBelowTheBoundOfPhaseOne, whatever max_interval is: an epoch that
+// takes too long ends its session.
+func TestEpochsStayFarBelowTheBoundOfPhaseOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, func(c *pipeline.Config) {
+			large(c)
+			c.MaxInterval, c.Job.Limits.Prepare = time.Minute, time.Minute
+			c.Job.Shards[0] = perRow{c.Job.Shards[0], 2 * time.Millisecond}
+		})
+		r.run(func() {
+			r.topic.append(messages(0, 60_000)...)
+			sleep(10 * time.Minute)
+			want(t, "records", r.counts(), aggregate.Counts{In: 60_000, Applied: 60_000})
+			for _, n := range r.rows() {
+				if n > 7500+1 { // 15 s
+					t.Errorf("an epoch of %d rows", n)
+				}
+			}
+		})
+	})
+}
+
 // perRow is a shard that needs so long for each row.
 type perRow struct {
 	checkpoint.Shard
