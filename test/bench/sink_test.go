@@ -97,6 +97,7 @@ func newSinkBench(t *testing.T, l load, ledger bool) *sinkBench {
 	s.want = l.produce(t, kafkaServer(t), s.topic)
 	s.said = record(t, l.Partitions, func() {
 		j := s.job("")
+		defer j.drop()
 		p := j.start()
 		j.drained(p, s.want.Records)
 		p.stop()
