@@ -14,12 +14,12 @@ import (
 
 // view is what health, readiness and gauges see of the service.
 type view struct {
-	job      string
-	interval time.Duration
-	limit    int64
-	lanes    atomic.Pointer[pipeline.Pipeline]
-	kafka    atomic.Pointer[consume.Client]
-	waiting  atomic.Pointer[string] // for a server at the start
+	job                   string
+	interval, maxInterval time.Duration // of the checkpoints
+	limit                 int64
+	lanes                 atomic.Pointer[pipeline.Pipeline]
+	kafka                 atomic.Pointer[consume.Client]
+	waiting               atomic.Pointer[string] // for a server at the start
 
 	mu    sync.Mutex
 	waits map[string]waited // by lane
@@ -193,7 +193,9 @@ func (v *view) groupProblem() string {
 }
 
 // young is how old the last decision of a lane with records waiting may be.
-func (v *view) young() time.Duration { return max(30*time.Second, 10*v.interval) }
+func (v *view) young() time.Duration {
+	return max(30*time.Second, 10*v.interval, 3*v.maxInterval)
+}
 
 // ready: every assigned lane has recovered, and its last decision is young or
 // there is nothing to do. None assigned: ready, once the group has taken us in.

@@ -91,7 +91,7 @@ Refusals that --accept REASON:WHAT overrides, each for one start:
 func runService(ctx context.Context, c *config.Config, accepts *acceptance, log *slog.Logger) error {
 	log.Info("starting", "version", thisBuild().Version, "commit", thisBuild().Commit, "job", c.Job, "topic", c.Kafka.Topic, "shards", len(c.Shards))
 	boundMemory(c, log)
-	view := &view{job: c.Job, interval: c.Checkpoint.Interval, limit: c.Dedup.MaxIDs}
+	view := &view{job: c.Job, interval: c.Checkpoint.Interval, maxInterval: c.Checkpoint.MaxInterval, limit: c.Dedup.MaxIDs}
 	metrics := NewMetrics(view.gauges, shardNames(c))
 	port := admin.New(admin.Config{Listen: c.Admin.Listen, Health: view.health, Ready: view.ready, Status: view.instance, Metrics: metrics.Handler(), Logger: log})
 	if err := port.Start(ctx); err != nil {

@@ -229,7 +229,7 @@ func (r *renderer) table(name string) string {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s | %s |\n", cell(f.Name), Number(f.Median()), f.spread(), cell(f.Unit), target, verdict)
 		var words []string
 		if f.From != "" {
-			words = append(words, "the target is "+f.From)
+			words = append(words, "target: "+f.From)
 		}
 		if f.Note != "" {
 			words = append(words, f.Note)

@@ -76,7 +76,7 @@ func TestRender(t *testing.T) {
 | rate \| both | 2,000 | 1,000 - 2,000 | x/s | at least 5,000 | **FAIL** |
 | told | 7 | - | bytes | - | - |
 
-- *rate | both*: the target is here; there
+- *rate | both*: target: here; there
 2,000 ![P](benchmarks/a-p.svg)|one
 
 two|Not measured yet: ` + "`make bench-b`" + `.|(not measured yet)|

@@ -27,8 +27,12 @@ const (
 // spread, and few enough to be run again.
 const fullRuns = 5
 
-// maxColumns is how wide a line of the report may be.
-const maxColumns = 100
+// A line of the report has columns of these widths, and at most 100 in all, whatever
+// the values are.
+const (
+	nameWidth, unitWidth = 34, 11
+	maxColumns           = 100
+)
 
 // Full is true where benchmarks run at the published size.
 func Full() bool { return os.Getenv(modeVariable) == "full" }
@@ -229,8 +233,8 @@ func (r *Report) Figure(f Figure) {
 		verdict = "-"
 	}
 	line := columns(f.Name, Number(f.Median()), f.spread(), f.Unit, f.Target.sign(), verdict)
-	if n := utf8.RuneCountInString(line); n > maxColumns {
-		r.t.Fatalf("this line has %d columns, more than %d: give the figure a shorter name or another unit\n%s", n, maxColumns, line)
+	if utf8.RuneCountInString(f.Name) > nameWidth || utf8.RuneCountInString(f.Unit) > unitWidth {
+		r.t.Fatalf("figure %q in %q: give it a name of at most %d characters and a unit of at most %d", f.Name, f.Unit, nameWidth, unitWidth)
 	}
 	r.say("%s", line)
 	f.Values = slices.Clone(f.Values)

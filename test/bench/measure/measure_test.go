@@ -207,7 +207,7 @@ func TestMisuse(t *testing.T) {
 
 // Everything that can be printed in 100 columns is as wide as its neighbours.
 func TestLinesHaveOneWidth(t *testing.T) {
-	line := columns("twenty-eight letters or so, 10 M", "10,000,000", "10,000,000 - 10,000,000", "ids/CPU-s", ">= 1,000,000", "pass")
+	line := columns(strings.Repeat("n", nameWidth), "10,000,000", "10,000,000 - 10,000,000", strings.Repeat("u", unitWidth), ">= 1,000,000", "pass")
 	if n := utf8.RuneCountInString(line); n > maxColumns {
 		t.Errorf("%d columns:\n%s", n, line)
 	}
