@@ -16,6 +16,8 @@ ON_SERVERS = /test/(servers|consume|txsink|e2e|compose|bench)$$|/cmd/demo$$
 
 # What make bench runs: a test of test/bench each, and a section of docs/benchmarks.md.
 BENCHMARKS = decode state lane sink delay memory
+# What is not in it, for it needs Java and Maven.
+BENCHMARKS_JAVA = flink
 
 # Runs one benchmark at its published size, which prints as it goes. $(1) is its test.
 run_bench = $(GO) test -C test/bench -list '^$(1)$$' | grep -qx '$(1)' || { echo "make: FAILED: test/bench has no $(1)" >&2; exit 1; }; \
@@ -33,7 +35,7 @@ need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on
 
 .DEFAULT_GOAL := help
 .PHONY: help build test test-unit test-outages test-random test-verify test-verify-large testbed demo tour lint clean
-.PHONY: bench bench-decode bench-state bench-lane bench-sink bench-delay bench-memory bench-document
+.PHONY: bench bench-decode bench-state bench-lane bench-sink bench-delay bench-memory bench-flink bench-document
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-17s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -102,6 +104,10 @@ bench-delay: ## how long a message waits until it shows in the tables, in lanes 
 bench-memory: ## the memory and the idle cost of the real binary on real servers
 	@$(need_go)
 	@env=$$(scripts/testbed --env) && eval "$$env" && { $(call run_bench,TestBenchMemory); }
+
+bench-flink: ## the service beside a job of Flink; needs Java 17 and Maven, no part of make bench
+	@$(need_go)
+	@env=$$(scripts/testbed --env) && eval "$$env" && export BILLING_BENCH_FLINK='$(or $(FLINK),default)' && { $(call run_bench,TestBenchFlink); }
 
 bench-document: ## docs/benchmarks.md and its plots anew from the stored results
 	@$(need_go)
