@@ -35,7 +35,7 @@ func TestBenchDelay(t *testing.T) {
 			}
 			r.Figure(f)
 		}
-		r.Figure(measure.Figure{Name: "interval " + c.interval + ": messages of an epoch", Unit: "messages", Values: rounds.Of(c.interval, "epoch")})
+		r.Figure(measure.Figure{Name: "interval " + c.interval + ": epoch", Unit: "messages", Values: rounds.Of(c.interval, "epoch")})
 	}
 	r.Histograms(measure.HistoPlot{Name: "delay", Title: "From the broker's acknowledgement to the row, in all runs",
 		Panels: []measure.Panel{second.Panel("interval 1s"), tenth.Panel("interval 100ms")}})

@@ -47,8 +47,8 @@ func TestBenchLane(t *testing.T) {
 			r.Figure(measure.Figure{Name: thing.name + name, Unit: unit, Values: rounds.Of(thing.of, value), Target: target, From: from})
 		}
 		figure("", "messages/s", "rate", thing.target, from)
-		figure(": CPU a message", "ns", "cpu", none, "")
-		figure(": of it collector", "%", "gc", none, "")
+		figure(": CPU", "ns/message", "cpu", none, "")
+		figure(": collector", "% of CPU", "gc", none, "")
 		figure(": allocations", "a message", "allocs", none, "")
 		figure(": allocated", "bytes/msg", "bytes", none, "")
 		if thing.of != "consume" {

@@ -58,7 +58,7 @@ func TestBenchSink(t *testing.T) {
 		figure("messages of an epoch", "messages", rounds.Of("service", "epoch"))
 		figure("rows written", "a message", rounds.Of("service", "written"))
 		if c.epochs {
-			figure("small, messages of an epoch", "messages", rounds.Of("small", "epoch"))
+			figure("small, messages an epoch", "messages", rounds.Of("small", "epoch"))
 			figure("small, MySQL's CPU", "µs/message", rounds.Of("small", "mysqld"))
 			figure("small, rows written", "a message", rounds.Of("small", "written"))
 			figure("small, service", "messages/s", rounds.Of("small", "rate"))
