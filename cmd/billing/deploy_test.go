@@ -12,10 +12,12 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"billing/cmd/billing/config"
 	"billing/internal/admin"
 
 	"github.com/goccy/go-yaml"
@@ -41,9 +43,8 @@ func only(t *testing.T, where, text, pattern string) string {
 	return found[0][1]
 }
 
-// shippedListen loads a configuration whose secrets are mounted in a folder, and gives its admin.listen. secrets are what
-// each file has.
-func shippedListen(t *testing.T, text, folder string, secrets map[string]string) string {
+// shipped loads a configuration whose secrets are mounted in a folder. secrets are what each file has.
+func shipped(t *testing.T, text, folder string, secrets map[string]string) *config.Config {
 	t.Helper()
 	dir := t.TempDir()
 	for name, dsn := range secrets {
@@ -62,7 +63,21 @@ func shippedListen(t *testing.T, text, folder string, secrets map[string]string)
 	if !c.FirstStart || len(c.Shards) != len(secrets) {
 		t.Errorf("first_start is %t, there are %d shards", c.FirstStart, len(c.Shards))
 	}
-	return c.Admin.Listen
+	return c
+}
+
+// enoughMemory: a container that has less than the configuration may need is killed by the system.
+func enoughMemory(t *testing.T, where string, c *config.Config, limit string) {
+	t.Helper()
+	digits := strings.TrimRight(limit, "GMgikm")
+	n, err := strconv.ParseInt(digits, 10, 64)
+	unit, known := map[string]int64{"Mi": 1 << 20, "Gi": 1 << 30, "m": 1 << 20, "g": 1 << 30}[limit[len(digits):]]
+	if err != nil || !known {
+		t.Fatalf("%s has the limit %q", where, limit)
+	}
+	if n *= unit; n < c.MemoryNeed() {
+		t.Errorf("%s has a limit of %s, the configuration may need %s", where, size(n), size(c.MemoryNeed()))
+	}
 }
 
 // enoughGrace: what stops the service has to wait for longer than the service takes, with some room for a slow machine.
@@ -79,6 +94,7 @@ func TestComposeFile(t *testing.T) {
 			Command         any
 			Ports           []string
 			StopGracePeriod string `yaml:"stop_grace_period"`
+			MemLimit        string `yaml:"mem_limit"`
 			User            string
 			Secrets         []any
 		}
@@ -105,10 +121,12 @@ func TestComposeFile(t *testing.T) {
 			source, target := fmt.Sprint(m["source"]), fmt.Sprint(m["target"])
 			secrets[target] = inRepository(t, file.Secrets[source].File)
 		}
-		listen := shippedListen(t, conf, "/run/secrets", secrets)
+		c := shipped(t, conf, "/run/secrets", secrets)
 		if command != "run" {
 			continue
 		}
+		enoughMemory(t, name, c, s.MemLimit)
+		listen := c.Admin.Listen
 		if len(s.Ports) != 1 || !strings.HasPrefix(s.Ports[0], "127.0.0.1:") || !strings.HasSuffix(s.Ports[0], listen) {
 			t.Errorf("%s has ports %q, it listens on %s", name, s.Ports, listen)
 		}
@@ -155,6 +173,7 @@ type manifest struct {
 						Name string
 						Path string `yaml:"mountPath"`
 					} `yaml:"volumeMounts"`
+					Resources struct{ Requests, Limits struct{ Memory string } }
 					Liveness  probe `yaml:"livenessProbe"`
 					Readiness probe `yaml:"readinessProbe"`
 				}
@@ -216,11 +235,16 @@ func TestKubernetesManifests(t *testing.T) {
 		if !strings.Contains(conf, path.Join(mounts["secrets"], "shard-a")) {
 			t.Errorf("the secrets are mounted at %s, where the configuration does not look", mounts["secrets"])
 		}
-		listen := shippedListen(t, conf, mounts["secrets"], map[string]string{"shard-a": dsn + "a", "shard-b": dsn + "b"})
+		loaded := shipped(t, conf, mounts["secrets"], map[string]string{"shard-a": dsn + "a", "shard-b": dsn + "b"})
 		if command != "run" {
 			continue
 		}
 		c := containers[0]
+		enoughMemory(t, kind, loaded, c.Resources.Limits.Memory)
+		if c.Resources.Requests.Memory != c.Resources.Limits.Memory {
+			t.Errorf("it asks for %s of memory, and may have %s", c.Resources.Requests.Memory, c.Resources.Limits.Memory)
+		}
+		listen := loaded.Admin.Listen
 		if port := ":" + fmt.Sprint(c.Ports[0].Port); listen != port || all["Service"].Spec.Ports[0].Port != c.Ports[0].Port {
 			t.Errorf("it listens on %s, the container's port is %s, the service's %d", listen, port, all["Service"].Spec.Ports[0].Port)
 		}

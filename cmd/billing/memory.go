@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"runtime/debug"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,8 +21,11 @@ func memoryLine(c *config.Config) string {
 		size(c.MemoryNeed()), c.Dedup.MaxIDs, config.BytesPerID, size(c.Memory.MaxBytes), size(int64(c.Kafka.MaxBatchBytes)), size(config.OtherMemory))
 }
 
-// size is a number of bytes for people.
+// size is a number of bytes for people; math.MaxInt64 is no limit.
 func size(bytes int64) string {
+	if bytes == math.MaxInt64 {
+		return "none"
+	}
 	if bytes < 1<<30 {
 		return fmt.Sprintf("%.0f MiB", float64(bytes)/(1<<20))
 	}
@@ -67,11 +71,14 @@ func containerLimit(root fs.FS) int64 {
 	for line := range strings.Lines(string(groups)) {
 		// NUMBER:CONTROLLERS:PATH; version 2 has no controllers.
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
-		if len(parts) != 3 || parts[1] != "" && parts[1] != "memory" {
+		if len(parts) != 3 {
 			continue
 		}
 		dir, file := "sys/fs/cgroup", "memory.max"
-		if parts[1] == "memory" {
+		if parts[1] != "" {
+			if !slices.Contains(strings.Split(parts[1], ","), "memory") {
+				continue
+			}
 			dir, file = "sys/fs/cgroup/memory", "memory.limit_in_bytes"
 		}
 		// The limits of the groups around ours hold too. Inside a container the

@@ -23,6 +23,8 @@ func TestContainerLimit(t *testing.T) {
 			"sys/fs/cgroup/a/b/memory.max": "3000\n", "sys/fs/cgroup/a/memory.max": "2000\n"}, 2000},
 		"version 1": {map[string]string{"proc/self/cgroup": "9:cpu,cpuacct:/c\n4:memory:/docker/1\n0::/\n",
 			"sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes": "5000\n"}, 5000},
+		"version 1, of several controllers": {map[string]string{"proc/self/cgroup": "4:hugetlb,memory:/docker/1\n3:cpu,memory_other:/x\n",
+			"sys/fs/cgroup/memory/docker/1/memory.limit_in_bytes": "5000\n", "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "10\n"}, 5000},
 		"version 1, without a limit": {map[string]string{"proc/self/cgroup": "4:memory:/\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, 9223372036854771712},
 		"garbage": {map[string]string{"proc/self/cgroup": "x\n0::\n::\n", "sys/fs/cgroup/memory.max": "much\n"}, math.MaxInt64},
@@ -86,6 +88,7 @@ func TestStartBoundsMemory(t *testing.T) {
 	}{
 		"by the configuration": {[]string{"GOMEMLIMIT=", "BILLING_DEDUP_MAX_IDS=1", "BILLING_MEMORY_MAX_BYTES=67108864"}, `msg=memory may_need="384 MiB" go_limit="352 MiB"`},
 		"by GOMEMLIMIT":        {[]string{"GOMEMLIMIT=200MiB"}, `msg=memory may_need="3.6 GiB" go_limit="200 MiB"`},
+		"by no limit":          {[]string{"GOMEMLIMIT=off"}, `msg=memory may_need="3.6 GiB" go_limit=none`},
 	} {
 		// The port can't be had, so that the process ends at once.
 		got := run(t, dir, append(c.env, "BILLING_ADMIN_LISTEN=192.0.2.1:8080"), "run")

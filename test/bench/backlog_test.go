@@ -11,6 +11,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
+	"billing/cmd/billing/config"
 	"billing/internal/checkpoint"
 	"billing/internal/consume"
 )
@@ -51,12 +52,17 @@ func newBacklog(t testing.TB, l load) *backlog {
 	return b
 }
 
-// open connects a new job.
+// open connects a new job, with what a configuration has by default.
 func (b *backlog) open(t testing.TB) (kafka *consume.Client, job string) {
 	t.Helper()
 	b.jobs++
 	job = fmt.Sprint("bench-", b.jobs)
-	kafka, err := consume.Open(consume.Config{Brokers: b.broker.ListenAddrs(), Job: job, Topic: benchTopic, Logger: slog.New(slog.DiscardHandler)})
+	d := config.Default()
+	kafka, err := consume.Open(consume.Config{
+		Brokers: b.broker.ListenAddrs(), Job: job, Topic: benchTopic, Logger: slog.New(slog.DiscardHandler),
+		SessionTimeout: d.Kafka.SessionTimeout, TransactionTimeout: d.Kafka.TransactionTimeout,
+		FetchBytes: d.Memory.MaxBytes / 2, MaxBatchBytes: d.Kafka.MaxBatchBytes,
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -11,7 +10,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"billing/test/bench/measure"
-	"billing/test/servers"
 )
 
 // TestBenchDelay measures how long it takes from a message's acknowledgement by the
@@ -37,7 +35,7 @@ func TestBenchDelay(t *testing.T) {
 			}
 			r.Figure(f)
 		}
-		r.Figure(measure.Figure{Name: "interval " + c.interval + ": messages of an epoch", Unit: "messages", Values: rounds.Of(c.interval, "epoch")})
+		r.Figure(measure.Figure{Name: "interval " + c.interval + ": epoch", Unit: "messages", Values: rounds.Of(c.interval, "epoch")})
 	}
 	r.Histograms(measure.HistoPlot{Name: "delay", Title: "From the broker's acknowledgement to the row, in all runs",
 		Panels: []measure.Panel{second.Panel("interval 1s"), tenth.Panel("interval 100ms")}})
@@ -56,21 +54,18 @@ func (b *delayBench) run(interval string, into *measure.Histogram) measure.Value
 	j := newJob(b.t, topic, jobConfig{Shards: 1, Ledger: true, More: "checkpoint: {interval: " + interval + "}\n"})
 	defer j.drop()
 	p := j.start()
-	servers.Eventually(b.t, time.Minute, func() error {
-		if n := strings.Count(p.said(), "lane running"); n < partitions {
-			return fmt.Errorf("%d of %d lanes are at work", n, partitions)
-		}
-		return nil
-	})
+	p.awaitLanes(partitions)
 
 	var mu sync.Mutex
 	acknowledged := make([][]time.Time, partitions) // by offset
 	failed := make(chan error, 1)
 	ctx, cancel := context.WithTimeout(b.t.Context(), 10*time.Minute)
-	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() { b.send(ctx, topic, &mu, acknowledged, failed) })
-	defer wg.Wait()
+	defer func() {
+		cancel()
+		wg.Wait()
+	}()
 
 	var took measure.Histogram
 	shown := make([]int, partitions)

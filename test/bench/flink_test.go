@@ -166,7 +166,7 @@ func processors(t *testing.T) (mysqld, kafka time.Duration) {
 // service drains the topic by `billing run`.
 func (b *flinkBench) service(t *testing.T, j *job) *drain {
 	p := j.start()
-	d := follow(t, contender{cmd: p.cmd, done: p.done, said: p.said, atWork: "lane running"}, b.want.Records, func() (float64, error) {
+	d := follow(t, contender{cmd: p.cmd, done: p.done, said: p.text, atWork: "lane running"}, b.want.Records, func() (float64, error) {
 		n, err := j.records()
 		return float64(n) / float64(b.want.Records), err
 	})

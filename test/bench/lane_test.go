@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"billing/cmd/billing/config"
 	"billing/internal/checkpoint"
 	"billing/internal/consume"
 	"billing/internal/event"
@@ -46,8 +47,8 @@ func TestBenchLane(t *testing.T) {
 			r.Figure(measure.Figure{Name: thing.name + name, Unit: unit, Values: rounds.Of(thing.of, value), Target: target, From: from})
 		}
 		figure("", "messages/s", "rate", thing.target, from)
-		figure(": CPU a message", "ns", "cpu", none, "")
-		figure(": of it collector", "%", "gc", none, "")
+		figure(": CPU", "ns/message", "cpu", none, "")
+		figure(": collector", "% of CPU", "gc", none, "")
 		figure(": allocations", "a message", "allocs", none, "")
 		figure(": allocated", "bytes/msg", "bytes", none, "")
 		if thing.of != "consume" {
@@ -140,7 +141,10 @@ func (s *span) await(t testing.TB, failed <-chan error) {
 	case err := <-failed:
 		t.Fatal(err)
 	case <-ctx.Done():
-		t.Fatalf("%d of %d messages", s.done, s.all)
+		s.mu.Lock()
+		done := s.done
+		s.mu.Unlock()
+		t.Fatalf("%d of %d messages", done, s.all)
 	}
 }
 
@@ -166,10 +170,11 @@ func (b *backlog) serve(t testing.TB, ledger bool, pauses *measure.Histogram) me
 	var counts checkpoint.Counts
 	var epochs int64
 	quiet := slog.New(slog.DiscardHandler)
+	d := config.Default()
 	lanes := pipeline.New(pipeline.Config{
 		Job: &checkpoint.Job{
 			Name: name, Topic: benchTopic, TopicID: input.ID, Partitions: input.Partitions, Set: checkpoint.UUID{1}, Fingerprint: "bench", Build: "bench", FirstStart: true,
-			Kafka: kafka, Shards: []checkpoint.Shard{newForgetful("a"), newForgetful("b")}, Limits: checkpoint.DefaultLimits(30 * time.Second),
+			Kafka: kafka, Shards: []checkpoint.Shard{newForgetful("a"), newForgetful("b")}, Limits: checkpoint.DefaultLimits(d.Kafka.TransactionTimeout),
 			Listener: checkpoint.Listener{Committed: func(_ checkpoint.Lane, _ checkpoint.Decision, c checkpoint.Counts, _ bool) {
 				mu.Lock()
 				epochs++
@@ -179,8 +184,10 @@ func (b *backlog) serve(t testing.TB, ledger bool, pauses *measure.Histogram) me
 				s.add(c.In)
 			}},
 		},
-		Interval: time.Second, MaxInterval: 5 * time.Second, MaxRows: 50_000, MaxRecords: 1_000_000, MaxBytes: 32 << 20, MemoryBytes: 512 << 20, // as config.yaml has them
-		Lateness: 35 * 24 * time.Hour, Skew: 5 * time.Minute, MaxIDs: 50_000_000, Window: time.Hour, Ledger: ledger,
+		Interval: d.Checkpoint.Interval, MaxInterval: d.Checkpoint.MaxInterval,
+		MaxRows: d.Checkpoint.MaxRows, MaxRecords: d.Checkpoint.MaxRecords, MaxBytes: d.Checkpoint.MaxBytes,
+		MemoryBytes: d.Memory.MaxBytes,
+		Lateness:    d.Dedup.Lateness, Skew: d.Dedup.Skew, MaxIDs: d.Dedup.MaxIDs, Window: d.Aggregate.Window, Ledger: ledger,
 		Decoder:      event.Config{TypePrefix: "com.example.billing.", Currencies: []string{"EUR", "USD"}},
 		StoppedRetry: time.Minute, IdleMove: time.Minute, Now: time.Now, Logger: quiet,
 		Paused: func(d time.Duration) {

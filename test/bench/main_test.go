@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"billing/test/bench/measure"
 	"billing/test/servers"
 )
 
@@ -69,15 +70,19 @@ func kafkaServer(t testing.TB) *servers.KafkaServer {
 	return shared.kafka
 }
 
-// mysqlServer is the real database server: durable at each commit, with memory for
-// the tables of a benchmark, as a server for billing has.
+// mysqlServer is the real database server: durable at each commit, at full size with
+// memory for the tables of a benchmark, as a server for billing has.
 func mysqlServer(t testing.TB) *servers.MySQLServer {
 	t.Helper()
 	servers.Require(t)
 	shared.mysqlOnce.Do(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), startWithin)
 		defer cancel()
-		shared.mysql, shared.mysqlErr = servers.StartMySQL(ctx, "bench", servers.WithArgs("--innodb-buffer-pool-size=2G", "--innodb-redo-log-capacity=2G"))
+		var args []string
+		if measure.Full() {
+			args = []string{"--innodb-buffer-pool-size=2G", "--innodb-redo-log-capacity=2G"}
+		}
+		shared.mysql, shared.mysqlErr = servers.StartMySQL(ctx, "bench", servers.WithArgs(args...))
 	})
 	if shared.mysqlErr != nil {
 		t.Fatal(shared.mysqlErr)

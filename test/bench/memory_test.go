@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 	"testing"
@@ -35,6 +34,7 @@ func TestBenchMemory(t *testing.T) {
 		e := standardLoad(messages, partitions).produce(t, kafkaServer(t), topic)
 		things = append(things, measure.Thing{Name: lanes(partitions), Run: func() measure.Values {
 			j := newJob(t, topic, jobConfig{Shards: 2, More: fmt.Sprintf("memory: {max_bytes: %d}\ndedup: {max_ids: %d}\n", 256*mib, messages)})
+			defer j.drop()
 			may := j.mayNeed() / mib
 			p := j.start()
 			line, drained := p.watch(e.Records, within)
@@ -100,7 +100,7 @@ func idle(t *testing.T, r *measure.Report) {
 // mayNeed is what billing config check says of the job's memory, in bytes.
 func (j *job) mayNeed() float64 {
 	j.t.Helper()
-	out, err := exec.Command(billing(j.t), "config", "check", "--json", "--config", j.config).Output()
+	out, err := command(j.t, "config", "check", "--json", "--config", j.config).Output()
 	if err != nil {
 		j.t.Fatalf("config check: %v\n%s", err, out)
 	}
@@ -151,22 +151,6 @@ func (p *instance) pass(d time.Duration) {
 	case <-p.done:
 		p.j.t.Fatalf("billing run ended: %v\n%s", p.err, p.said())
 	}
-}
-
-// awaitLanes waits until so many lanes are at work.
-func (p *instance) awaitLanes(n int) {
-	p.j.t.Helper()
-	for range 1200 {
-		b, err := os.ReadFile(p.log)
-		if err != nil {
-			p.j.t.Fatal(err)
-		}
-		if strings.Count(string(b), "lane running") >= n {
-			return
-		}
-		p.pass(100 * time.Millisecond)
-	}
-	p.j.t.Fatalf("not all of %d lanes are at work after 2 min", n)
 }
 
 // status is a line of the process's status in bytes.

@@ -91,10 +91,19 @@ first_start: true
 	if err := os.WriteFile(asMigrate, []byte(servers.AsMigrate(yaml)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := exec.Command(billing(t), "migrate", "--config", asMigrate).CombinedOutput(); err != nil {
+	if out, err := command(t, "migrate", "--config", asMigrate).CombinedOutput(); err != nil {
 		t.Fatalf("migrate: %v\n%s", err, out)
 	}
 	return j
+}
+
+// command is one of the service's. No BILLING_ variable of whoever runs the
+// benchmark changes its configuration.
+func command(t testing.TB, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(billing(t), args...)
+	cmd.Env = slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "BILLING_") })
+	return cmd
 }
 
 // instance is one process of the service.
@@ -115,8 +124,8 @@ func (j *job) start(env ...string) *instance {
 	}
 	defer f.Close()
 	p := &instance{j: j, log: f.Name(), done: make(chan struct{})}
-	p.cmd = exec.Command(billing(j.t), "run", "--config", j.config)
-	p.cmd.Env = append(slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "BILLING_") }), env...)
+	p.cmd = command(j.t, "run", "--config", j.config)
+	p.cmd.Env = append(p.cmd.Env, env...)
 	p.cmd.Stdout, p.cmd.Stderr = f, f
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
@@ -191,7 +200,7 @@ func (j *job) drained(p *instance, n int64) time.Duration {
 	var have int64
 	for {
 		if begun.IsZero() {
-			if strings.Contains(p.said(), "lane running") {
+			if p.atWork() > 0 {
 				begun = time.Now()
 			}
 		} else {
@@ -213,18 +222,53 @@ func (j *job) drained(p *instance, n int64) time.Duration {
 	}
 }
 
+// awaitLanes waits until so many lanes are at work.
+func (p *instance) awaitLanes(n int) {
+	p.j.t.Helper()
+	servers.Eventually(p.j.t, 2*time.Minute, func() error {
+		select {
+		case <-p.done:
+			p.j.t.Fatalf("billing run ended: %v\n%s", p.err, p.said())
+		default:
+		}
+		if have := p.atWork(); have < n {
+			return fmt.Errorf("%d of %d lanes are at work", have, n)
+		}
+		return nil
+	})
+}
+
+// atWork is how many lanes have begun, by the whole log: behind many lanes' starts
+// its end does not show the first.
+func (p *instance) atWork() int {
+	p.j.t.Helper()
+	return strings.Count(p.text(), "lane running")
+}
+
 // said is the end of the instance's log.
 func (p *instance) said() string {
+	p.j.t.Helper()
+	text := p.text()
+	return text[max(0, len(text)-8000):]
+}
+
+// text is the instance's log.
+func (p *instance) text() string {
+	p.j.t.Helper()
 	b, err := os.ReadFile(p.log)
 	if err != nil {
 		p.j.t.Fatal(err)
 	}
-	return string(b[max(0, len(b)-8000):])
+	return string(b)
 }
 
-// drop gives the disk back to the next round.
+// drop gives the disk back to the next round. After a failure none comes, and a
+// process that still runs would have locks on the tables.
 func (j *job) drop() {
 	j.t.Helper()
+	if j.t.Failed() {
+		return
+	}
 	for _, db := range j.db {
 		var name string
 		if err := db.QueryRow("SELECT DATABASE()").Scan(&name); err != nil {
@@ -272,7 +316,7 @@ func (j *job) exact(e expected) {
 	if err := os.WriteFile(asReader, []byte(servers.AsReader(string(b))), 0o600); err != nil {
 		j.t.Fatal(err)
 	}
-	if out, err := exec.Command(billing(j.t), "verify", "--config", asReader).CombinedOutput(); err != nil {
+	if out, err := command(j.t, "verify", "--config", asReader).CombinedOutput(); err != nil {
 		j.t.Fatalf("billing verify: %v\n%s", err, bytes.TrimSpace(out))
 	}
 }

@@ -58,7 +58,7 @@ func TestBenchSink(t *testing.T) {
 		figure("messages of an epoch", "messages", rounds.Of("service", "epoch"))
 		figure("rows written", "a message", rounds.Of("service", "written"))
 		if c.epochs {
-			figure("small, messages of an epoch", "messages", rounds.Of("small", "epoch"))
+			figure("small, messages an epoch", "messages", rounds.Of("small", "epoch"))
 			figure("small, MySQL's CPU", "µs/message", rounds.Of("small", "mysqld"))
 			figure("small, rows written", "a message", rounds.Of("small", "written"))
 			figure("small, service", "messages/s", rounds.Of("small", "rate"))
@@ -99,6 +99,7 @@ func newSinkBench(t *testing.T, l load, ledger bool) *sinkBench {
 	s.want = l.produce(t, kafkaServer(t), s.topic)
 	s.said = record(t, l.Partitions, func() {
 		j := s.job("")
+		defer j.drop()
 		p := j.start()
 		j.drained(p, s.want.Records)
 		p.stop()

@@ -42,9 +42,16 @@ func thisMachine() Machine {
 		m.MemoryMiB = kib / 1024
 	}
 	if release, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
-		m.Kernel = strings.TrimSpace(string(release))
+		m.Kernel = kernelNumber(string(release))
 	}
 	return m
+}
+
+// kernelNumber is the number of a release. What stands behind a dash is of whoever
+// built it, and tells of nothing that a number depends on.
+func kernelNumber(release string) string {
+	number, _, _ := strings.Cut(strings.TrimSpace(release), "-")
+	return number
 }
 
 func thisRun(t testing.TB) Run {

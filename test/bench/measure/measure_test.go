@@ -253,3 +253,11 @@ func TestCPU(t *testing.T) {
 		t.Errorf("the thread has used %v of %v", own, all)
 	}
 }
+
+func TestKernelNumber(t *testing.T) {
+	for release, want := range map[string]string{"6.18.44-of-somebody-1\n": "6.18.44", "6.18.44\n": "6.18.44", "": ""} {
+		if got := kernelNumber(release); got != want {
+			t.Errorf("%q: got %q, want %q", release, got, want)
+		}
+	}
+}
