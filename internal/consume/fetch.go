@@ -241,7 +241,7 @@ func (f *fetcher) describe(partition int32, err error) error {
 	case errors.As(err, &large):
 		// The client's own words advise to skip the batch.
 		return &checkpoint.Refusal{Reason: checkpoint.ReasonBatchTooLarge, What: lane.String(),
-			Wrong: fmt.Sprintf("the batch at offset %d decompresses to more than the %d bytes allowed", large.Offset, f.client.cfg.MaxBatchBytes),
+			Wrong: fmt.Sprintf("the batch at offset %d takes more than the %d bytes of memory allowed", large.Offset, f.client.cfg.MaxBatchBytes),
 			Next:  "raise kafka.max_batch_bytes, as far as the memory allows it, and start again; see the runbook"}
 	case errors.Is(err, kerr.TopicAuthorizationFailed):
 		return fmt.Errorf("kafka: lane %s: fetch: next step: grant this service READ and DESCRIBE on the topic: %w", lane, err)
