@@ -147,7 +147,7 @@ func TestRefusedBatchesAreAskedForLessAndLess(t *testing.T) {
 			return kgo.Fetches{{Topics: []kgo.FetchTopic{{Topic: "in", Partitions: parts}}}}
 		}
 		refused := kgo.FetchPartition{Partition: 0, Err: errNoRoom}
-		waits := func(what string, ctx context.Context, want time.Duration, polled kgo.Fetches) {
+		waits := func(ctx context.Context, what string, want time.Duration, polled kgo.Fetches) {
 			t.Helper()
 			f.hand(polled, d)
 			begun := time.Now()
@@ -156,19 +156,19 @@ func TestRefusedBatchesAreAskedForLessAndLess(t *testing.T) {
 				t.Errorf("%s: waits for %s, want %s", what, got, want)
 			}
 		}
-		for _, ms := range []time.Duration{20, 40, 80, 160, 320, 640, 1000, 1000, 1000, 1000, 1000, 1000, 1000} { // for longer than a line is held back
-			waits("refused", t.Context(), ms*time.Millisecond, of(refused))
+		for _, ms := range []int{20, 40, 80, 160, 320, 640, 1000, 1000, 1000, 1000, 1000, 1000, 1000} { // for longer than a line is held back
+			waits(t.Context(), "refused", time.Duration(ms)*time.Millisecond, of(refused))
 		}
 		if n := strings.Count(out.String(), "waits for memory"); n != 1 {
 			t.Errorf("told %d times:\n%s", n, out.String())
 		}
-		waits("and another one came", t.Context(), leastRoomPause, of(refused, kgo.FetchPartition{Partition: 1, Records: []*kgo.Record{{}}}))
-		waits("refused again", t.Context(), 2*leastRoomPause, of(refused))
-		waits("nothing was refused", t.Context(), 0, nil)
-		waits("refused after that", t.Context(), leastRoomPause, of(refused))
+		waits(t.Context(), "and another one came", leastRoomPause, of(refused, kgo.FetchPartition{Partition: 1, Records: []*kgo.Record{{}}}))
+		waits(t.Context(), "refused again", 2*leastRoomPause, of(refused))
+		waits(t.Context(), "nothing was refused", 0, nil)
+		waits(t.Context(), "refused after that", leastRoomPause, of(refused))
 		ordered, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Millisecond, cancel) // as order does
-		waits("a lane's order", ordered, time.Millisecond, of(refused))
+		waits(ordered, "a lane's order", time.Millisecond, of(refused))
 	})
 }
 
