@@ -180,6 +180,6 @@ const (
 	ReasonShardAhead         = "shard-ahead"         // a lane's row is ahead of D: Kafka lost a decision
 	ReasonOldBranch          = "old-branch"          // a prepared branch of an epoch before D's: the shard came back older
 	ReasonInvariant          = "invariant"           // a broken invariant
-	ReasonBatchTooLarge      = "batch-too-large"     // a compressed batch that is larger than allowed when decompressed
+	ReasonBatchTooLarge      = "batch-too-large"     // a compressed batch that takes more memory than allowed
 	ReasonOffsetOutOfRange   = "offset-out-of-range" // while running
 )

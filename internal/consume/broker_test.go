@@ -196,7 +196,7 @@ func TestUnreachableIsNoRefusal(t *testing.T) {
 		t.Fatal(err)
 	}
 	// Run waits for it, and ends when it is told to.
-	if err := client.Run(ctx, nil); err != nil {
+	if err := client.Run(ctx, &consumetest.Log{}); err != nil {
 		t.Fatal(err)
 	}
 	if client.Assigned(0) || client.Fresh() {

@@ -8,9 +8,9 @@ import "github.com/twmb/franz-go/pkg/kgo"
 // Records that were compressed have a buffer for each batch.
 func detach(records []*kgo.Record) {
 	n := 0
-	each(records, func(b *[]byte) { n += len(*b) })
+	eachPlain(records, func(b *[]byte) { n += len(*b) })
 	own := make([]byte, 0, n)
-	each(records, func(b *[]byte) {
+	eachPlain(records, func(b *[]byte) {
 		if *b == nil {
 			return // and an empty one stays empty
 		}
@@ -20,20 +20,27 @@ func detach(records []*kgo.Record) {
 	})
 }
 
-// shared reports whether an answer of these has records of several partitions: of
+// shared reports whether one of these answers has records of several partitions: of
 // lanes that let go of it at different times.
 func shared(fetches kgo.Fetches) bool {
-	with := 0
-	fetches.EachPartition(func(t kgo.FetchTopicPartition) {
-		if len(t.Records) > 0 {
-			with++
+	for i := range fetches {
+		with := 0
+		for _, t := range fetches[i].Topics {
+			for _, p := range t.Partitions {
+				if len(p.Records) > 0 {
+					with++
+				}
+			}
 		}
-	})
-	return with > len(fetches)
+		if with > 1 {
+			return true
+		}
+	}
+	return false
 }
 
-// each calls fn for all bytes of records that are not compressed.
-func each(records []*kgo.Record, fn func(b *[]byte)) {
+// eachPlain calls fn for all bytes of records that are not compressed.
+func eachPlain(records []*kgo.Record, fn func(b *[]byte)) {
 	for _, r := range records {
 		if r.Attrs.CompressionType() != 0 {
 			continue

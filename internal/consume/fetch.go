@@ -29,8 +29,9 @@ type fetcher struct {
 	wakePoll context.CancelFunc
 
 	// The polling goroutine's.
-	sessions map[int32]uint64 // partitions that are consumed
-	refused  bool             // the last poll has told of a batch without room in memory
+	sessions  map[int32]uint64 // partitions that are consumed
+	refused   bool             // the last poll has told of a batch without room in memory
+	roomPause time.Duration    // the last one of those that refusals have brought; 0 when something has come since
 }
 
 // order is a call of Start, Stop, Pause or Resume.
@@ -106,7 +107,7 @@ func (f *fetcher) order(o order) {
 
 // run polls until ctx ends.
 func (f *fetcher) run(ctx context.Context, h Handler) {
-	f.room.serve(func() int64 { return h.Waiting() })
+	f.room.serve(h.Waiting)
 	for ctx.Err() == nil {
 		poll, cancel := context.WithCancel(ctx)
 		f.mu.Lock()
@@ -126,21 +127,28 @@ func (f *fetcher) run(ctx context.Context, h Handler) {
 	}
 }
 
-// roomPause is how long a refused batch is not asked for, or until a lane pauses or
-// resumes its partition.
-const roomPause = 20 * time.Millisecond
+// How long a refused batch is not asked for, or until a lane pauses or resumes its
+// partition. It doubles while nothing else comes: while a shard is away, the same
+// batches would be read from the brokers again and again.
+const leastRoomPause, mostRoomPause = 20 * time.Millisecond, time.Second
 
 // makeRoom waits a little where the last poll has told of a batch that there was no
 // room for: the lanes have to take something first.
 func (f *fetcher) makeRoom(ctx context.Context) {
 	if !f.refused {
+		f.roomPause = 0
 		return
 	}
 	f.refused = false
 	if f.cl.BufferedFetchRecords() == 0 {
 		f.room.forget()
 	}
-	_ = pause(ctx, roomPause)
+	last := f.roomPause
+	f.roomPause = min(max(2*last, leastRoomPause), mostRoomPause)
+	if line := "kafka: fetching waits for memory: lanes hold what memory.max_bytes gives to what is fetched"; last < f.roomPause && f.roomPause == mostRoomPause && f.client.log.due(line) {
+		f.client.cfg.Logger.Warn(line, "topic", f.topic)
+	}
+	_ = pause(ctx, f.roomPause)
 }
 
 func (f *fetcher) start(o order, h Handler) {
@@ -195,15 +203,16 @@ func (f *fetcher) hand(fetches kgo.Fetches, h Handler) {
 			f.fail(partition, err, h)
 		}
 	})
-	shared := shared(fetches)
+	several := shared(fetches)
 	fetches.EachPartition(func(t kgo.FetchTopicPartition) {
 		session, ok := f.sessions[t.Partition]
 		if !ok || len(t.Records) == 0 {
 			return
 		}
-		if shared {
+		if several {
 			detach(t.Records)
 		}
+		f.roomPause = 0
 		records, bytes := convert(t.Records)
 		h.Deliver(t.Partition, session, records, bytes, t.HighWatermark)
 	})
@@ -241,7 +250,7 @@ func (f *fetcher) describe(partition int32, err error) error {
 	case errors.As(err, &large):
 		// The client's own words advise to skip the batch.
 		return &checkpoint.Refusal{Reason: checkpoint.ReasonBatchTooLarge, What: lane.String(),
-			Wrong: fmt.Sprintf("the batch at offset %d decompresses to more than the %d bytes allowed", large.Offset, f.client.cfg.MaxBatchBytes),
+			Wrong: fmt.Sprintf("the batch at offset %d takes more than the %d bytes of memory allowed", large.Offset, f.client.cfg.MaxBatchBytes),
 			Next:  "raise kafka.max_batch_bytes, as far as the memory allows it, and start again; see the runbook"}
 	case errors.Is(err, kerr.TopicAuthorizationFailed):
 		return fmt.Errorf("kafka: lane %s: fetch: next step: grant this service READ and DESCRIBE on the topic: %w", lane, err)

@@ -3,6 +3,8 @@ package consume
 import (
 	"encoding/binary"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 	"unsafe"
@@ -34,7 +36,7 @@ type room struct {
 	mu        sync.Mutex
 	waiting   func() int64      // see Handler.Waiting
 	answers   map[int32]*answer // the last one of each broker
-	unclaimed int64             // of a batch that was decompressed and is being decoded
+	unclaimed []claim           // of batches that were decompressed and are being decoded, at most one of each broker
 
 	growth     float64 // what a byte of a batch takes in memory
 	grown, raw int64   // of the batches read since growth was last looked at
@@ -46,6 +48,12 @@ type room struct {
 type answer struct {
 	bytes int64
 	last  time.Time // when a batch of it was decoded
+}
+
+// claim is a batch that was decompressed, until the client tells that it is decoded.
+type claim struct {
+	bytes int64
+	since time.Time
 }
 
 // errNoRoom is why a batch was not decompressed.
@@ -81,7 +89,7 @@ func (r *room) Decompress(src []byte, codec kgo.CompressionCodecType) ([]byte, e
 	}
 	if err == nil {
 		r.mu.Lock()
-		r.unclaimed += int64(len(out))
+		r.unclaimed = append(r.unclaimed, claim{int64(len(out)), time.Now()})
 		r.mu.Unlock()
 	}
 	return out, err
@@ -90,7 +98,10 @@ func (r *room) Decompress(src []byte, codec kgo.CompressionCodecType) ([]byte, e
 func (r *room) held() int64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n := r.unclaimed + r.waiting()
+	n := r.waiting()
+	for _, c := range r.unclaimed {
+		n += c.bytes
+	}
 	for _, a := range r.answers {
 		n += a.bytes
 	}
@@ -111,15 +122,17 @@ func (r *room) OnBrokerRead(meta kgo.BrokerMetadata, key int16, _ int, _, _ time
 // OnFetchBatchRead implements kgo.HookFetchBatchRead: a batch was decoded, or
 // could not be.
 func (r *room) OnFetchBatchRead(meta kgo.BrokerMetadata, _ string, _ int32, m kgo.FetchBatchMetrics) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	// One without records was decompressed too. Of one that was not, for which there
+	// was no room, the client tells the compressed size.
+	if i := slices.IndexFunc(r.unclaimed, func(c claim) bool { return c.bytes == int64(m.UncompressedBytes) }); m.CompressionType != 0 && i >= 0 {
+		r.unclaimed = slices.Delete(r.unclaimed, i, i+1)
+	}
 	if m.NumRecords == 0 {
 		return
 	}
 	n := int64(m.UncompressedBytes) + int64(m.NumRecords)*recordRoom
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if m.CompressionType != 0 {
-		r.unclaimed = max(0, r.unclaimed-int64(m.UncompressedBytes))
-	}
 	a := r.answers[meta.NodeID]
 	if a == nil {
 		a = &answer{}
@@ -148,6 +161,7 @@ func (r *room) sizes(partitions int) (all, each int32) {
 		r.growth = max(now, (7*r.growth+now)/8)
 		r.grown, r.raw = 0, 0
 	}
+	maps.DeleteFunc(r.answers, func(_ int32, a *answer) bool { return time.Since(a.last) > gone })
 	target := float64(r.most) / 4 / r.growth
 	within := func(of float64, least, most int32) int32 { return int32(min(max(of, float64(least)), float64(most))) }
 	all = within(target/float64(max(1, len(r.answers))), leastAnswer, mostAnswer)
@@ -159,12 +173,18 @@ func (r *room) sizes(partitions int) (all, each int32) {
 // answer comes.
 const silence = time.Second
 
+// gone is after how long a silent broker has no part in sizes any more. It is long,
+// for those whose partitions are paused are silent too, and all are asked at once
+// when their lanes go on.
+const gone = time.Minute
+
 // forget drops what does not count any more. It is called when a batch was
 // refused, and nothing is buffered in the client.
 func (r *room) forget() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.unclaimed = 0
+	// What no size was told of: the client does not for a batch that is damaged.
+	r.unclaimed = slices.DeleteFunc(r.unclaimed, func(c claim) bool { return time.Since(c.since) > silence })
 	for _, a := range r.answers {
 		if time.Since(a.last) > silence {
 			a.bytes = 0

@@ -2,8 +2,11 @@ package consume
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"errors"
+	"log/slog"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,6 +65,113 @@ func TestSilentBrokersMakeRoom(t *testing.T) {
 	})
 }
 
+// TestBatchesWithoutRecordsAreDone: a batch that was decompressed counts until the
+// client tells of it, records in it or not, and no longer.
+func TestBatchesWithoutRecordsAreDone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoom(1<<20, 8<<20, kgo.DefaultDecompressor())
+		decompress := func(n int) {
+			t.Helper()
+			if _, err := r.Decompress(make([]byte, n), kgo.CodecNone); err != nil {
+				t.Fatal(err)
+			}
+		}
+		told := func(records, size int) {
+			r.OnFetchBatchRead(kgo.BrokerMetadata{NodeID: 1}, "", 0, kgo.FetchBatchMetrics{NumRecords: records, UncompressedBytes: size, CompressionType: 4})
+		}
+		held := func(what string, want int64) {
+			t.Helper()
+			if got := r.held(); got != want {
+				t.Errorf("%s: %d bytes are held, want %d", what, got, want)
+			}
+		}
+		decompress(1000)
+		decompress(2000) // of another broker
+		held("two are being decoded", 3000)
+		told(0, 1000)
+		held("one had no records", 2000)
+		told(0, 300)
+		held("one was refused", 2000)
+		r.forget()
+		held("one is still being decoded", 2000)
+		told(1, 2000)
+		held("it is decoded", 2000+recordRoom)
+		r.OnBrokerRead(kgo.BrokerMetadata{NodeID: 1}, kmsg.Fetch.Int16(), 0, 0, 0, nil)
+		held("the next answer", 0)
+		decompress(1000) // and damaged: no size is told
+		told(0, 0)
+		<-time.After(silence + time.Millisecond)
+		r.forget()
+		held("nothing is told of it", 0)
+	})
+}
+
+// TestGoneBrokersHaveNoPart: a broker that has left does not make requests smaller
+// for ever.
+func TestGoneBrokersHaveNoPart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRoom(8<<20, 8<<20, kgo.DefaultDecompressor())
+		read := func(broker int32) {
+			r.OnBrokerRead(kgo.BrokerMetadata{NodeID: broker}, kmsg.Fetch.Int16(), 0, 0, 0, nil)
+		}
+		ask := func(what string, want int32) {
+			t.Helper()
+			if all, _ := r.sizes(1); all != want {
+				t.Errorf("%s: ask for %d bytes, want %d", what, all, want)
+			}
+		}
+		read(1)
+		ask("one broker", 1<<20)
+		read(2)
+		<-time.After(gone / 2)
+		read(1)
+		ask("the other one is paused", 1<<19)
+		<-time.After(gone/2 + time.Millisecond)
+		ask("it has left", 1<<20)
+	})
+}
+
+// TestRefusedBatchesAreAskedForLessAndLess: up to once a second, until something
+// else comes, or a lane's order.
+func TestRefusedBatchesAreAskedForLessAndLess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		c, err := Open(Config{Brokers: []string{"127.0.0.1:1"}, Job: "j", Topic: "in", Logger: slog.New(slog.NewTextHandler(&out, nil))})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		f, d := c.fetch, delivered{values: map[int32][]byte{}}
+		f.sessions[0], f.sessions[1] = 1, 1
+		of := func(parts ...kgo.FetchPartition) kgo.Fetches {
+			return kgo.Fetches{{Topics: []kgo.FetchTopic{{Topic: "in", Partitions: parts}}}}
+		}
+		refused := kgo.FetchPartition{Partition: 0, Err: errNoRoom}
+		waits := func(ctx context.Context, what string, want time.Duration, polled kgo.Fetches) {
+			t.Helper()
+			f.hand(polled, d)
+			begun := time.Now()
+			f.makeRoom(ctx)
+			if got := time.Since(begun); got != want {
+				t.Errorf("%s: waits for %s, want %s", what, got, want)
+			}
+		}
+		for _, ms := range []int{20, 40, 80, 160, 320, 640, 1000, 1000, 1000, 1000, 1000, 1000, 1000} { // for longer than a line is held back
+			waits(t.Context(), "refused", time.Duration(ms)*time.Millisecond, of(refused))
+		}
+		if n := strings.Count(out.String(), "waits for memory"); n != 1 {
+			t.Errorf("told %d times:\n%s", n, out.String())
+		}
+		waits(t.Context(), "and another one came", leastRoomPause, of(refused, kgo.FetchPartition{Partition: 1, Records: []*kgo.Record{{}}}))
+		waits(t.Context(), "refused again", 2*leastRoomPause, of(refused))
+		waits(t.Context(), "nothing was refused", 0, nil)
+		waits(t.Context(), "refused after that", leastRoomPause, of(refused))
+		ordered, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Millisecond, cancel) // as order does
+		waits(ordered, "a lane's order", time.Millisecond, of(refused))
+	})
+}
+
 // TestDecoded: what a batch takes is told from its bytes, whatever they are.
 func TestDecoded(t *testing.T) {
 	var batch []byte
@@ -115,6 +225,35 @@ func TestDetach(t *testing.T) {
 	_ = append(plain.Key, "x"...)
 	if string(plain.Value) != "value" {
 		t.Error("records share bytes")
+	}
+}
+
+// TestShared: several partitions of one answer, whatever else the poll brought.
+func TestShared(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		answers [][]int // records of each partition
+		want    bool
+	}{
+		{"no answer", nil, false},
+		{"nothing in it", [][]int{{0, 0}}, false},
+		{"one partition", [][]int{{0, 3}}, false},
+		{"one of each", [][]int{{1}, {1}}, false},
+		{"two partitions", [][]int{{1, 1}}, true},
+		{"beside one without records", [][]int{{1, 1}, {0}}, true},
+		{"behind one without records", [][]int{{0}, {0}, {2, 0, 1}}, true},
+	} {
+		var fetches kgo.Fetches
+		for _, parts := range c.answers {
+			var topic kgo.FetchTopic
+			for p, n := range parts {
+				topic.Partitions = append(topic.Partitions, kgo.FetchPartition{Partition: int32(p), Records: make([]*kgo.Record, n)})
+			}
+			fetches = append(fetches, kgo.Fetch{Topics: []kgo.FetchTopic{topic}})
+		}
+		if got := shared(fetches); got != c.want {
+			t.Errorf("%s: %t", c.name, got)
+		}
 	}
 }
 

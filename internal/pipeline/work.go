@@ -204,8 +204,9 @@ func (w *work) fill() error {
 	}
 	w.rest = w.rest[i:]
 	if len(w.rest) == 0 {
-		w.rest = nil // the batch may go
-		select {     // there may be another one
+		w.rest = nil // the batch may go, and what was decoded of it: texts lie in its bytes
+		clear(w.ahead[:])
+		select { // there may be another one
 		case w.l.inbox.ready <- struct{}{}:
 		default:
 		}

@@ -211,7 +211,7 @@ func stoppedRows() []*stoppedRow {
 				l.exec(0, "UPDATE billing_lane SET offset_next = offset_next - 7 WHERE kafka_partition = ?", l.partition)
 			}},
 		// The setting is read at the start: TestRefusalsThatStopALane raises it and starts again.
-		{name: "batch-too-large", reason: "batch-too-large", says: []string{"decompresses to more than the 1048576 bytes allowed", "raise kafka.max_batch_bytes"}, taken: true,
+		{name: "batch-too-large", reason: "batch-too-large", says: []string{"takes more than the 1048576 bytes of memory allowed", "raise kafka.max_batch_bytes"}, taken: true,
 			spoil: func(l *laneOf) {
 				cl := shared.kafka.Client(l.t, kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerBatchMaxBytes(4<<20), kgo.ProducerBatchCompression(kgo.GzipCompression()))
 				r := &kgo.Record{Topic: l.topic, Partition: l.partition, Value: bytes.Repeat([]byte("x"), 2<<20), Headers: structured}
