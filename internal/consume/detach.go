@@ -39,6 +39,21 @@ func shared(fetches kgo.Fetches) bool {
 	return false
 }
 
+// mixed reports whether these answers show that the topic has Kafka transactions, by a
+// control record, or by offsets that are left out: what was aborted comes in the same
+// answers, and is no lane's.
+func mixed(fetches kgo.Fetches) (is bool) {
+	fetches.EachPartition(func(t kgo.FetchTopicPartition) {
+		for i, r := range t.Records {
+			if r.Attrs.IsControl() || i > 0 && r.Offset != t.Records[i-1].Offset+1 {
+				is = true
+				return
+			}
+		}
+	})
+	return is
+}
+
 // eachPlain calls fn for all bytes of records that are not compressed.
 func eachPlain(records []*kgo.Record, fn func(b *[]byte)) {
 	for _, r := range records {

@@ -30,6 +30,7 @@ type fetcher struct {
 
 	// The polling goroutine's.
 	sessions  map[int32]uint64 // partitions that are consumed
+	mixed     bool             // the topic was seen to have Kafka transactions, see mixed
 	refused   bool             // the last poll has told of a batch without room in memory
 	roomPause time.Duration    // the last one of those that refusals have brought; 0 when something has come since
 }
@@ -204,12 +205,13 @@ func (f *fetcher) hand(fetches kgo.Fetches, h Handler) {
 		}
 	})
 	several := shared(fetches)
+	f.mixed = f.mixed || mixed(fetches)
 	fetches.EachPartition(func(t kgo.FetchTopicPartition) {
 		session, ok := f.sessions[t.Partition]
 		if !ok || len(t.Records) == 0 {
 			return
 		}
-		if several {
+		if several || f.mixed {
 			detach(t.Records)
 		}
 		f.roomPause = 0
@@ -276,6 +278,10 @@ func convert(from []*kgo.Record) (records []event.Record, bytes int) {
 	records = make([]event.Record, len(from))
 	arena := make([]event.Header, 0, headers)
 	for i, r := range from {
+		if r.Attrs.IsControl() { // what it says is the client's matter, and would keep an answer in memory
+			records[i] = event.Record{Offset: r.Offset, LeaderEpoch: r.LeaderEpoch, Control: true}
+			continue
+		}
 		first := len(arena)
 		for _, h := range r.Headers {
 			arena = append(arena, event.Header{Key: h.Key, Value: h.Value})
@@ -288,7 +294,6 @@ func convert(from []*kgo.Record) (records []event.Record, bytes int) {
 			Headers:     arena[first:len(arena):len(arena)],
 			Key:         r.Key,
 			Value:       r.Value,
-			Control:     r.Attrs.IsControl(),
 		}
 	}
 	return records, bytes

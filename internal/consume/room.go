@@ -52,7 +52,8 @@ type answer struct {
 
 // claim is a batch that was decompressed, until the client tells that it is decoded.
 type claim struct {
-	bytes int64
+	raw   int   // its bytes, by which the client's word on it is known
+	bytes int64 // what it takes when it is decoded
 	since time.Time
 }
 
@@ -84,15 +85,17 @@ func (r *room) Decompress(src []byte, codec kgo.CompressionCodecType) ([]byte, e
 		return nil, errNoRoom
 	}
 	out, err := r.inner.Decompress(src, codec)
-	if err == nil && decoded(out, int64(r.batch)) > int64(r.batch) {
+	if err != nil {
+		return nil, err //nolint:wrapcheck // the client asks what it is
+	}
+	takes := decoded(out)
+	if takes > int64(r.batch) {
 		return nil, kgo.ErrMaxDecompress
 	}
-	if err == nil {
-		r.mu.Lock()
-		r.unclaimed = append(r.unclaimed, claim{int64(len(out)), time.Now()})
-		r.mu.Unlock()
-	}
-	return out, err
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.unclaimed = append(r.unclaimed, claim{len(out), takes, time.Now()})
+	return out, nil
 }
 
 func (r *room) held() int64 {
@@ -124,15 +127,17 @@ func (r *room) OnBrokerRead(meta kgo.BrokerMetadata, key int16, _ int, _, _ time
 func (r *room) OnFetchBatchRead(meta kgo.BrokerMetadata, _ string, _ int32, m kgo.FetchBatchMetrics) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	// Of a batch that is not compressed nobody has looked at the headers.
+	n := int64(m.UncompressedBytes) + int64(m.NumRecords)*recordRoom
 	// One without records was decompressed too. Of one that was not, for which there
 	// was no room, the client tells the compressed size.
-	if i := slices.IndexFunc(r.unclaimed, func(c claim) bool { return c.bytes == int64(m.UncompressedBytes) }); m.CompressionType != 0 && i >= 0 {
+	if i := slices.IndexFunc(r.unclaimed, func(c claim) bool { return c.raw == m.UncompressedBytes }); m.CompressionType != 0 && i >= 0 {
+		n = r.unclaimed[i].bytes
 		r.unclaimed = slices.Delete(r.unclaimed, i, i+1)
 	}
 	if m.NumRecords == 0 {
 		return
 	}
-	n := int64(m.UncompressedBytes) + int64(m.NumRecords)*recordRoom
 	a := r.answers[meta.NodeID]
 	if a == nil {
 		a = &answer{}
@@ -192,21 +197,17 @@ func (r *room) forget() {
 	}
 }
 
-// leastRecord and leastHeader are the fewest bytes that a record and one of its
-// headers take in a batch.
-const leastRecord, leastHeader = 7, 2
+// leastRecord and leastHeader are the fewest bytes that a record takes behind its
+// length, and one of its headers.
+const leastRecord, leastHeader = 6, 2
 
-// decoded is what a decompressed batch takes in memory once it is decoded. It
-// looks at the records only where they could be enough to matter: a flood of
-// empty ones takes forty times the bytes.
-func decoded(batch []byte, bound int64) int64 {
+// decoded is what a decompressed batch takes in memory once it is decoded: a flood
+// of empty records, or of empty headers, takes forty times the bytes.
+func decoded(batch []byte) int64 {
 	n := int64(len(batch))
-	if n+max(n/leastRecord*recordRoom, n/leastHeader*headerRoom) <= bound {
-		return n
-	}
 	for rest := batch; len(rest) > 0; {
 		length, used := binary.Varint(rest)
-		if used <= 0 || length < 0 || length > int64(len(rest)-used) {
+		if used <= 0 || length < leastRecord || length > int64(len(rest)-used) {
 			break // the client says so itself
 		}
 		n += recordRoom + headers(rest[used:used+int(length)])*headerRoom

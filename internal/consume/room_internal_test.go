@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -95,7 +96,7 @@ func TestBatchesWithoutRecordsAreDone(t *testing.T) {
 		r.forget()
 		held("one is still being decoded", 2000)
 		told(1, 2000)
-		held("it is decoded", 2000+recordRoom)
+		held("it is decoded", 2000)
 		r.OnBrokerRead(kgo.BrokerMetadata{NodeID: 1}, kmsg.Fetch.Int16(), 0, 0, 0, nil)
 		held("the next answer", 0)
 		decompress(1000) // and damaged: no size is told
@@ -104,6 +105,29 @@ func TestBatchesWithoutRecordsAreDone(t *testing.T) {
 		r.forget()
 		held("nothing is told of it", 0)
 	})
+}
+
+// TestHeadersCount: a batch counts with what its headers take, from the moment when it
+// is decompressed until the next answer.
+func TestHeadersCount(t *testing.T) {
+	const headers = 10_000
+	body := []byte{0, 0, 0, 1, 0} // no key, an empty value
+	body = binary.AppendVarint(body, headers)
+	body = append(body, bytes.Repeat([]byte{0, 1}, headers)...) // an empty name, a null
+	batch := append(binary.AppendVarint(nil, int64(len(body))), body...)
+	want := int64(len(batch)) + recordRoom + headers*headerRoom
+
+	r := newRoom(want-1, 8<<20, kgo.DefaultDecompressor())
+	if _, err := r.Decompress(batch, kgo.CodecNone); err != nil || r.held() != want {
+		t.Fatalf("%d bytes are held, want %d (%v)", r.held(), want, err)
+	}
+	r.OnFetchBatchRead(kgo.BrokerMetadata{NodeID: 1}, "", 0, kgo.FetchBatchMetrics{NumRecords: 1, UncompressedBytes: len(batch), CompressedBytes: 50, CompressionType: 4})
+	if r.held() != want || len(r.unclaimed) != 0 {
+		t.Errorf("%d bytes are held when it is decoded, want %d; unclaimed: %v", r.held(), want, r.unclaimed)
+	}
+	if _, err := r.Decompress(batch, kgo.CodecNone); !errors.Is(err, errNoRoom) {
+		t.Errorf("the next one: %v", err)
+	}
 }
 
 // TestGoneBrokersHaveNoPart: a broker that has left does not make requests smaller
@@ -191,19 +215,16 @@ func TestDecoded(t *testing.T) {
 		want += recordRoom + int64(i%4)*headerRoom
 	}
 	want += int64(len(batch))
-	if got := decoded(batch, 0); got != want {
+	if got := decoded(batch); got != want {
 		t.Errorf("got %d, want %d", got, want)
 	}
-	if got := decoded(batch, 1<<20); got != int64(len(batch)) {
-		t.Errorf("a small batch is looked at: %d", got)
-	}
 	for n := range batch { // cut, and damaged
-		if got := decoded(batch[:n], 0); got > want {
+		if got := decoded(batch[:n]); got > want {
 			t.Fatalf("%d bytes take %d", n, got)
 		}
 		damaged := bytes.Clone(batch)
 		damaged[n] ^= 0xff
-		decoded(damaged, 0)
+		decoded(damaged)
 	}
 }
 
@@ -255,6 +276,72 @@ func TestShared(t *testing.T) {
 			t.Errorf("%s: %t", c.name, got)
 		}
 	}
+}
+
+// TestAnswersWithAbortedRecordsAreLetGo: what a Kafka transaction has aborted comes in
+// the same answer, and is kept by no lane; a control record keeps nothing.
+func TestAnswersWithAbortedRecordsAreLetGo(t *testing.T) {
+	c, err := Open(Config{Brokers: []string{"127.0.0.1:1"}, Job: "j", Topic: "in"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.fetch.sessions[0] = 1
+	copied := func(what string, want bool, offsets ...int64) {
+		t.Helper()
+		answer := []byte("v")
+		var records []*kgo.Record
+		for _, o := range offsets {
+			records = append(records, &kgo.Record{Offset: o, Value: answer})
+		}
+		d := delivered{values: map[int32][]byte{}}
+		c.fetch.hand(kgo.Fetches{{Topics: []kgo.FetchTopic{{Topic: "in", Partitions: []kgo.FetchPartition{{Records: records}}}}}}, d)
+		clear(answer)
+		if got := string(d.values[0]) == "v"; got != want {
+			t.Errorf("%s: its records were copied: %t", what, got)
+		}
+	}
+	copied("an answer without a gap", false, 3, 4, 5)
+	copied("one whose records come behind a gap", true, 6, 8)
+	copied("and from then on each", true, 9, 10)
+
+	of := func(records ...*kgo.Record) kgo.Fetches {
+		return kgo.Fetches{{Topics: []kgo.FetchTopic{{Topic: "in", Partitions: []kgo.FetchPartition{{Records: records}}}}}}
+	}
+	marker := &kgo.Record{Offset: 7, LeaderEpoch: 2, Key: []byte{0, 0}, Value: []byte("aborted"), Attrs: control()}
+	if !mixed(of(marker)) || mixed(of(&kgo.Record{Offset: 7})) {
+		t.Error("a control record says that there are Kafka transactions, and nothing else does")
+	}
+	records, _ := convert([]*kgo.Record{marker})
+	if r := records[0]; !r.Control || r.Offset != 7 || r.LeaderEpoch != 2 || r.Key != nil || r.Value != nil {
+		t.Errorf("a control record becomes %+v", r)
+	}
+}
+
+// control are the attributes of a control record, which the library alone can make.
+func control() kgo.RecordAttrs {
+	broker, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, "t"))
+	if err != nil {
+		panic(err)
+	}
+	defer broker.Close()
+	cl, err := kgo.NewClient(kgo.SeedBrokers(broker.ListenAddrs()...), kgo.TransactionalID("x"), kgo.DefaultProduceTopic("t"), kgo.ConsumeTopics("t"), kgo.KeepControlRecords())
+	if err != nil {
+		panic(err)
+	}
+	defer cl.Close()
+	ctx := context.Background()
+	err = errors.Join(cl.BeginTransaction(), cl.ProduceSync(ctx, &kgo.Record{}).FirstErr(), cl.EndTransaction(ctx, kgo.TryAbort))
+	for err == nil {
+		fetches := cl.PollFetches(ctx)
+		err = fetches.Err()
+		for _, r := range fetches.Records() {
+			if r.Attrs.IsControl() {
+				return r.Attrs
+			}
+		}
+	}
+	panic(err)
 }
 
 // delivered notes the values that come.
