@@ -22,8 +22,10 @@ const mib = 1 << 20
 // there, against what its configuration may need, with few lanes and with many.
 func TestBenchMemory(t *testing.T) {
 	r := measure.New(t, "memory")
+	r.Uses("Kafka", kafkaVersion(t))
+	r.Uses("MySQL", mysqlVersion(t))
 	messages := measure.Pick(5_000_000, 20_000)
-	within := time.Duration(measure.Pick(90, 60)) * time.Second
+	within := time.Duration(measure.Pick(40, 60)) * time.Second
 	plot := measure.Lines{Name: "resident", Title: "Resident memory while a backlog is drained", XUnit: "s", YUnit: "MiB", BoundLabel: "what the configuration may need"}
 
 	var things []measure.Thing
@@ -70,7 +72,7 @@ func lanes(n int32) string { return fmt.Sprintf("%d lanes", n) }
 // of time for each run.
 func idle(t *testing.T, r *measure.Report) {
 	partitions := int32(measure.Pick(64, 8))
-	window := time.Duration(measure.Pick(30, 2)) * time.Second
+	window := time.Duration(measure.Pick(15, 2)) * time.Second
 	kafka := proxy.KafkaFor(t, kafkaServer(t).Addr())
 	requests := kafka.Add(proxy.KafkaRule{Match: func(*proxy.Request) bool { return true }, Do: proxy.Watch{}})
 	j := newJob(t, newTopic(t, partitions), jobConfig{Shards: 2, Ledger: true, Broker: kafka.Addr()})
