@@ -40,6 +40,8 @@ type Kafka interface {
 	ReadState(ctx context.Context, partition int32, from int64, fn func(offset int64, data []byte) error) error
 	// ReadInput reads the committed records of [from, to), in order.
 	ReadInput(ctx context.Context, partition int32, from, to int64, fn func(*event.Record) error) error
+	// Compacted reports whether the input may lack messages in the middle.
+	Compacted(ctx context.Context) (bool, error)
 	// PastDecisions reads the lane's decisions in order, from one on of which enough
 	// says so, or from the oldest that there is.
 	PastDecisions(ctx context.Context, partition int32, enough func(decision string) bool, fn func(decision string, written time.Time) error) error

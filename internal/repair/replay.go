@@ -3,6 +3,7 @@ package repair
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"billing/internal/aggregate"
 	"billing/internal/checkpoint"
@@ -77,6 +78,18 @@ func (l *Loss) allThere(ctx context.Context, cfg *Config, from, next int64) erro
 		return l.refuse(ReasonMessagesDeleted, advice, "the lost epochs have the offsets %d to %d, but the partition begins at %d: %d of them were deleted", from, next-1, r.LogStart, min(r.LogStart, next)-from)
 	case r.LogEnd < next:
 		return l.refuse(ReasonMessagesDeleted, advice, "the lost epochs have the offsets %d to %d, but the partition ends at %d", from, next-1, r.LogEnd)
+	}
+	i := slices.IndexFunc(l.epochs, func(e *epoch) bool { return len(e.shown) == 0 })
+	if i < 0 {
+		return nil // a shard says how many messages each epoch had
+	}
+	compacted, err := cfg.Kafka.Compacted(ctx)
+	if err != nil {
+		return err //nolint:wrapcheck // it names the topic
+	}
+	if compacted {
+		return l.refuse(ReasonNotExact, "restore one shard from a later copy: with what it shows the others are repaired; without one, see the runbook",
+			"the topic is compacted, and no shard has epoch %d: nobody knows whether Kafka still has all messages of it", l.epochs[i].seq)
 	}
 	return nil
 }
