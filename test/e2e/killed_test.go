@@ -11,7 +11,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"billing/test/proxy"
-	"billing/test/servers"
 )
 
 // chargeAccount sends n charges of one account.
@@ -121,7 +120,7 @@ func TestOrphanHoldsAHotRow(t *testing.T) {
 	}
 
 	p := w.shardProxy[0]
-	rollback := p.Add(proxy.MySQLRule{Match: proxy.Statement("XA ROLLBACK"), Times: 1, Do: proxy.HoldRequest{}})
+	rollback := w.holds(0, "XA ROLLBACK")
 	begun := p.Add(proxy.MySQLRule{Match: proxy.Statement("XA START"), Do: proxy.Watch{}})
 	s = w.runAs("one")
 	w.chargeAccount(account, 50)
@@ -143,25 +142,50 @@ func TestOrphanHoldsAHotRow(t *testing.T) {
 }
 
 // TestKilledWhileStopping: SIGTERM under load, and the process is killed in the
-// middle of what it does then, at each place of an epoch that it could be finishing.
+// middle of what it does then with the epoch in flight.
 func TestKilledWhileStopping(t *testing.T) {
 	t.Parallel()
-	for _, point := range []string{"some-prepared:2", "before-end-txn:2", "decided:2", "some-committed:2"} {
-		t.Run(point, func(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		hold func(w *world) *proxy.Handle // at what it is killed
+	}{
+		{"preparing", func(w *world) *proxy.Handle { return w.holds(1, "XA PREPARE") }},
+		{"dropping the epoch", func(w *world) *proxy.Handle {
+			w.shardProxy[1].Add(proxy.MySQLRule{Match: proxy.Statement("XA PREPARE"), Times: 1, Do: failing(1205, "HY000")})
+			return w.holds(0, "XA ROLLBACK")
+		}},
+		{"deciding", func(w *world) *proxy.Handle {
+			return w.fault(proxy.EndTxn(true, w.job), 1, proxy.HoldRequest{}).Handle
+		}},
+		{"decided", func(w *world) *proxy.Handle {
+			return w.fault(proxy.EndTxn(true, w.job), 1, proxy.HoldAnswer{}).Handle
+		}},
+		{"committing", func(w *world) *proxy.Handle { return w.holds(1, "XA COMMIT") }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, 2)
+			w := newWorld(t, 2, throughProxies())
 			load := w.load()
-			s := w.runAsOne(point + ":hold")
+			s := w.runAsOne("frozen:2:hold")
 			s.mustHoldAtFailpoint()
+			held := c.hold(w)
 			s.signal(syscall.SIGTERM)
 			s.mustSay(`msg="stopping: finishing what is in flight"`)
+			s.signal(syscall.SIGUSR1)
+			held.Await(t, 1)
 			s.kill()
+			held.Remove() // what it had sent comes late
 
 			s = w.runAs("one")
-			servers.Eventually(t, time.Minute, func() error { return contains(s.output(), saysSettled) })
+			s.mustSay(saysSettled)
 			load.end()
 			s.stop()
 			w.exact()
 		})
 	}
+}
+
+// holds holds a statement's next request to a shard.
+func (w *world) holds(shard int, statement string) *proxy.Handle {
+	return w.shardProxy[shard].Add(proxy.MySQLRule{Match: proxy.Statement(statement), Times: 1, Do: proxy.HoldRequest{}})
 }
