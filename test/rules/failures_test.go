@@ -3,6 +3,8 @@ package rules
 import (
 	"go/ast"
 	"go/token"
+	"maps"
+	"path"
 	"regexp"
 	"strconv"
 	"strings"
@@ -11,45 +13,40 @@ import (
 
 const failuresDoc = "docs/failures.md"
 
-// cases are the texts in the source of the package that a test is in: its cases'
-// names are among them.
+// cases are, by test, the texts in the source of its package: its cases' names are
+// among them.
 func cases() map[string]map[string]bool {
-	inPackage, testsOf := map[string]map[string]bool{}, map[string][]string{}
+	const suite = "internal/consume/consumetest" // of the two packages consume
+	texts, packagesOf := map[string]map[string]bool{}, map[string][]string{}
 	for _, s := range sources() {
-		// A suite for two brokers is a package without tests, consumetest.
-		if !s.test() && !strings.HasPrefix(s.path, "internal/consume/consumetest/") {
+		dir := path.Dir(s.path)
+		if !s.test() && dir != suite {
 			continue
 		}
-		dir := s.path[:strings.LastIndex(s.path, "/")]
-		if inPackage[dir] == nil {
-			inPackage[dir] = map[string]bool{}
+		if texts[dir] == nil {
+			texts[dir] = map[string]bool{}
 		}
 		ast.Inspect(s.file, func(n ast.Node) bool {
 			switch n := n.(type) {
 			case *ast.BasicLit:
 				if text, err := strconv.Unquote(n.Value); err == nil && n.Kind == token.STRING {
-					inPackage[dir][text] = true
+					texts[dir][text] = true
 				}
 			case *ast.FuncDecl:
 				if strings.HasPrefix(n.Name.Name, "Test") {
-					testsOf[n.Name.Name] = append(testsOf[n.Name.Name], dir)
+					packagesOf[n.Name.Name] = append(packagesOf[n.Name.Name], dir)
 				}
 			}
 			return true
 		})
 	}
 	of := map[string]map[string]bool{}
-	for test, dirs := range testsOf {
+	for test, packages := range packagesOf {
 		of[test] = map[string]bool{}
-		for _, dir := range dirs {
-			if dir == "test/consume" || dir == "internal/consume" {
-				dirs = append(dirs, "internal/consume/consumetest")
-				break
-			}
-		}
-		for _, dir := range dirs {
-			for text := range inPackage[dir] {
-				of[test][text] = true
+		for _, dir := range packages {
+			maps.Copy(of[test], texts[dir])
+			if path.Base(dir) == "consume" {
+				maps.Copy(of[test], texts[suite])
 			}
 		}
 	}
