@@ -82,9 +82,9 @@ type inprocess struct {
 	commits int
 }
 
-func newInprocess(t *testing.T) *inprocess {
+func newInprocess(t *testing.T, brokers int) *inprocess {
 	t.Helper()
-	broker, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, inprocessTopic))
+	broker, err := kfake.NewCluster(kfake.NumBrokers(brokers), kfake.SeedTopics(1, inprocessTopic))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -230,7 +230,7 @@ func TestAnswersLost(t *testing.T) {
 	for _, seed := range []uint64{1, 2, 3} {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
-			p := newInprocess(t)
+			p := newInprocess(t, 1)
 			var mu sync.Mutex
 			r := rand.New(rand.NewPCG(seed, 0))
 			quiet := false
