@@ -80,6 +80,7 @@ type inprocess struct {
 	mu      sync.Mutex
 	counted checkpoint.Counts
 	commits int
+	taken   int // sessions that have taken over
 }
 
 func newInprocess(t *testing.T, brokers int) *inprocess {
@@ -126,7 +127,11 @@ func (p *inprocess) start(dial func(context.Context, string, string) (net.Conn, 
 	job := &checkpoint.Job{
 		Name: inprocessJob, Topic: inprocessTopic, Set: checkpoint.UUID{1}, Fingerprint: "f", Build: "test", FirstStart: true,
 		Kafka: kafka, Shards: p.world.Shards(), Limits: limits,
-		Listener: checkpoint.Listener{Committed: func(_ checkpoint.Lane, _ checkpoint.Decision, c checkpoint.Counts, _ bool) {
+		Listener: checkpoint.Listener{TakenOver: func(checkpoint.At, checkpoint.Decision) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.taken++
+		}, Committed: func(_ checkpoint.Lane, _ checkpoint.Decision, c checkpoint.Counts, _ bool) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.commits++
