@@ -27,7 +27,7 @@ func TestHotAccount(t *testing.T) {
 		t.Helper()
 		start := time.Now()
 		for p := range w.partitions {
-			records := make([]*kgo.Record, 2000)
+			records := make([]*kgo.Record, 1000)
 			for i := range records {
 				id := uuid.NewString()
 				account, amount := chargeOf(id)
@@ -46,7 +46,7 @@ func TestHotAccount(t *testing.T) {
 	load(false)
 	was := waits()
 	var spread, hot time.Duration
-	for range 3 {
+	for range 2 {
 		spread += load(false)
 		hot += load(true)
 	}
