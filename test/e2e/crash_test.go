@@ -47,6 +47,7 @@ var crashes = []crash{
 	}},
 	{"all prepared, EndTxn not sent (no transaction)", "all-prepared:1", []int{1, 2}, undecided("")},
 	{"all prepared, EndTxn not sent (open transaction)", "before-end-txn:1", []int{1, 2}, undecided("Ongoing")},
+	{"dedup state written, the decision not", "chunks-written:1", []int{2}, undecided("Ongoing")},
 	{"EndTxn sent, answer lost", "end-txn-sent:2", []int{1, 2}, func(t *testing.T, w *world, n int64) {
 		all(t, "epochs", w.epochs(0), n)
 		all(t, "prepared", w.prepared(), 1)
