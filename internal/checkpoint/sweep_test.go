@@ -79,7 +79,7 @@ func TestSweepRollsBackLatePrepare(t *testing.T) {
 			if strings.HasPrefix(call, "XA ROLLBACK") && checkpointtest.Who(ctx) == "A" {
 				<-ctx.Done() // A is cut off from here on: it can't clean up
 			}
-			if strings.HasPrefix(call, "XA PREPARE") {
+			if strings.HasPrefix(call, "XA START") {
 				a.before(ctx, call)
 			}
 		})
