@@ -174,10 +174,10 @@ func TestKilledWhileStopping(t *testing.T) {
 			s.signal(syscall.SIGUSR1)
 			held.Await(t, 1)
 			s.kill()
-			held.Remove() // what it had sent comes late
 
 			s = w.runAs("one")
 			s.mustSay(saysSettled)
+			held.Remove() // what the dead one had sent comes now
 			load.end()
 			s.stop()
 			w.exact()
