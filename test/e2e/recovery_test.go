@@ -82,12 +82,12 @@ func TestRecovery(t *testing.T) {
 			p := w.run("")
 			w.waitAccounted()
 			p.stop()
-			w.fill(size.backlog) // more than is taken until they die
-			load := w.flood()
 			took := map[string]steps{}
 			for round := range size.rounds {
 				build := size.builds[round%len(size.builds)]
 				w.build = build
+				w.fill(size.backlog) // more than is taken until they die
+				load := w.flood()
 				ps := c.start(w)
 				k := &killed{w: w}
 				k.working(ps)
@@ -97,12 +97,8 @@ func TestRecovery(t *testing.T) {
 				k.recovered(next)
 				took[build] = append(took[build], k.tell(next)...)
 				k.told(next)
-				if round < size.rounds-1 {
-					next.stop()
-				} else {
-					load.end()
-					next.stop()
-				}
+				load.end()
+				next.stop()
 			}
 			for _, build := range size.builds {
 				t.Logf("%s:\n%s", build, took[build])
