@@ -8,6 +8,8 @@ LDFLAGS  = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 TESTFLAGS ?=
 # How long the servers of make test-outages are away.
 OUTAGE    ?= 10m
+# How many ids each lane of make test-recovery has.
+IDS       ?= 3000
 # How many rows make test-verify-large writes to the ledger.
 ROWS      ?= 10000000
 
@@ -34,7 +36,7 @@ need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on
 	[ "$${minor:-0}" -ge 26 ] || { echo "make: FAILED: $$v is too old; next step: install Go 1.26 or later" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-unit test-outages test-random test-verify test-verify-large testbed demo tour lint clean
+.PHONY: help build test test-unit test-outages test-random test-recovery test-verify test-verify-large testbed demo tour lint clean
 .PHONY: bench bench-decode bench-state bench-lane bench-sink bench-delay bench-memory bench-flink bench-document
 
 help: ## list the targets
@@ -64,6 +66,11 @@ test-random: ## many owners and faults at random, for long: make test-random DUR
 	@$(need_go)
 	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
 	BILLING_TEST_RANDOM=$(or $(DURATION),10m) BILLING_TEST_SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run '^TestManyOwnersAtRandom$$' -v $(TESTFLAGS) ./test/e2e
+
+test-recovery: ## how fast 16 lanes are back behind a SIGKILL: make test-recovery IDS=100000 BESIDE=/path/of/another/billing
+	@$(need_go)
+	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
+	BILLING_TEST_RECOVERY=$(IDS) BILLING_TEST_BESIDE=$(BESIDE) $(GO) test -count=1 -timeout 2h -parallel 1 -run '^TestRecovery$$' -v $(TESTFLAGS) ./test/e2e
 
 test-verify: ## billing verify against every error that a row can have; make test takes a part of them
 	@$(need_go)

@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"billing/internal/checkpoint"
 	"billing/internal/txsink"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -23,7 +24,8 @@ type Metrics struct {
 	phases     *prometheus.HistogramVec
 	pauses     prometheus.Histogram
 	takeovers  prometheus.Counter
-	restores   prometheus.Histogram
+	firsts     prometheus.Histogram
+	steps      *prometheus.HistogramVec
 	recoveries *prometheus.CounterVec
 	waits      *prometheus.CounterVec
 	nets       *prometheus.CounterVec
@@ -90,11 +92,16 @@ func NewMetrics(gauges func() Gauges, shards []string) *Metrics {
 			Name: "billing_takeovers_total",
 			Help: "Sessions begun: a lane's takeover is known committed.",
 		}),
-		restores: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name:    "billing_restore_seconds",
-			Help:    "Time to restore a lane's dedup state.",
+		firsts: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name:    "billing_recovery_seconds",
+			Help:    "Time from a session's beginning to its first new decision, of lanes for which records were waiting.",
 			Buckets: prometheus.ExponentialBuckets(0.01, 2, 15), // 10 ms to 164 s
 		}),
+		steps: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "billing_recovery_step_seconds",
+			Help:    "Time of the steps of a session up to its first epoch; those after restore only of lanes for which records were waiting.",
+			Buckets: prometheus.ExponentialBuckets(0.004, 4, 9), // 4 ms to 262 s
+		}, []string{"step"}),
 		recoveries: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "billing_recovered_branches_total",
 			Help: "Prepared branches of older sessions that a new session ended, by what it did with them.",
@@ -124,7 +131,7 @@ func NewMetrics(gauges func() Gauges, shards []string) *Metrics {
 	info.WithLabelValues(b.Version, b.Commit, b.Go).Set(1)
 
 	m.registry.MustRegister(
-		m.records, m.epochs, m.phases, m.pauses, m.takeovers, m.restores, m.recoveries, m.waits, m.nets, m.refused, m.unknown, info,
+		m.records, m.epochs, m.phases, m.pauses, m.takeovers, m.firsts, m.steps, m.recoveries, m.waits, m.nets, m.refused, m.unknown, info,
 		newGaugeCollector(gauges),
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
@@ -136,6 +143,9 @@ func NewMetrics(gauges func() Gauges, shards []string) *Metrics {
 	}
 	for _, p := range phaseNames {
 		m.phases.WithLabelValues(p)
+	}
+	for _, s := range checkpoint.Steps {
+		m.steps.WithLabelValues(s)
 	}
 	for _, e := range settleEnds {
 		m.recoveries.WithLabelValues(e)
@@ -191,8 +201,13 @@ func (m *Metrics) Paused(d time.Duration) { m.pauses.Observe(d.Seconds()) }
 // TakenOver counts a session that began.
 func (m *Metrics) TakenOver() { m.takeovers.Inc() }
 
-// Restored observes how long restoring a lane's dedup state took.
-func (m *Metrics) Restored(took time.Duration) { m.restores.Observe(took.Seconds()) }
+// Step observes how long a step of a session's way to its first epoch took.
+func (m *Metrics) Step(step checkpoint.Step, took time.Duration) {
+	m.steps.WithLabelValues(checkpoint.Steps[step]).Observe(took.Seconds())
+}
+
+// Recovered observes how long a lane's way to its first new decision took.
+func (m *Metrics) Recovered(took time.Duration) { m.firsts.Observe(took.Seconds()) }
 
 // Settled counts the branches of older sessions that a new one ended.
 func (m *Metrics) Settled(committed, rolledBack int) {

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"billing/internal/checkpoint"
 	"billing/internal/txsink"
 )
 
@@ -53,7 +54,9 @@ func TestMetricsExistBeforeAnythingHappens(t *testing.T) {
 		`billing_recovered_branches_total{end="rolled_back"} 0`,
 		`billing_nets_total{net="sweep"} 0`,
 		`billing_takeovers_total 0`,
-		`billing_restore_seconds_count 0`,
+		`billing_recovery_seconds_count 0`,
+		`billing_recovery_step_seconds_count{step="fence"} 0`,
+		`billing_recovery_step_seconds_count{step="commit"} 0`,
 		`billing_barrier_pause_seconds_count 0`,
 		`billing_in_doubt 0`,
 		`billing_group_member 0`,
@@ -80,7 +83,8 @@ func TestMetricsTellWhatHappened(t *testing.T) {
 	m.Phase("prepare", 30*time.Millisecond)
 	m.Paused(50 * time.Microsecond)
 	m.TakenOver()
-	m.Restored(2 * time.Second)
+	m.Step(checkpoint.StepRestore, 2*time.Second)
+	m.Recovered(3 * time.Second)
 	m.Settled(2, 3)
 	m.Waiting("sweep")
 	m.Net("sweep")
@@ -100,7 +104,8 @@ func TestMetricsTellWhatHappened(t *testing.T) {
 		`billing_barrier_pause_seconds_bucket{le="4e-05"} 0`,
 		`billing_barrier_pause_seconds_bucket{le="0.00016"} 1`,
 		`billing_takeovers_total 1`,
-		`billing_restore_seconds_sum 2`,
+		`billing_recovery_seconds_sum 3`,
+		`billing_recovery_step_seconds_sum{step="restore"} 2`,
 		`billing_recovered_branches_total{end="committed"} 2`,
 		`billing_recovered_branches_total{end="rolled_back"} 3`,
 		`billing_waits_total{step="sweep"} 1`,

@@ -80,13 +80,17 @@ func TestTakeoverTellsItsStory(t *testing.T) {
 		{Shard: "b", Answered: true},
 	}
 	l.Settled(at, settled, time.Second, nil)
-	l.Restored(lane, checkpoint.Decision{Incarnation: 8, Seq: 41, Count: 5}, 2, time.Millisecond)
+	r := checkpoint.Recovery{}
+	for i := range r.Took {
+		r.Took[i] = time.Duration(i+1) * time.Millisecond
+	}
+	l.Recovered(lane, checkpoint.Decision{Incarnation: 8, Seq: 42, Next: 930}, checkpoint.Counts{In: 30}, r)
 	settled[0].RolledBack, settled[1].Answered = nil, false
 	l.Settled(at, settled, time.Second, errors.New("shard b does not answer"))
 	want := `level=INFO msg="lane taken over" lane=in/3 incarnation=8 seq=41 decided="epoch 41 of incarnation 7" next_offset=900 found_incarnation=7 found_build=v1
-level=INFO msg="in doubt" lane=in/3 incarnation=8 seq=41 branches="a: epoch 41 of incarnation 7, epoch 41 of incarnation 6; b: nothing"
+level=INFO msg="in doubt" lane=in/3 incarnation=8 seq=41 in_doubt=2 branches="a: epoch 41 of incarnation 7, epoch 41 of incarnation 6; b: nothing"
 level=INFO msg=settled lane=in/3 incarnation=8 seq=41 branches="a: committed epoch 41 of incarnation 7, rolled back epoch 41 of incarnation 6; b: nothing to do" took=1s
-level=INFO msg="dedup state restored" lane=in/3 incarnation=8 seq=41 ids=5 chunks=2 took=1ms
+level=INFO msg="lane recovered" lane=in/3 incarnation=8 seq=42 next_offset=930 in=30 decided_after=45ms steps="fence 1ms, read 2ms, takeover 3ms, settle 4ms, restore 5ms, fetch 6ms, fill 7ms, prepare 8ms, decide 9ms, commit 10ms"
 level=WARN msg="not settled" lane=in/3 incarnation=8 seq=41 branches="a: committed epoch 41 of incarnation 7, left, or not known to have ended: epoch 41 of incarnation 6; b: not asked" took=1s
 `
 	if out.String() != want {

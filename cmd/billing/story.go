@@ -16,8 +16,9 @@ import (
 )
 
 // listener turns the protocol's events into log lines and metrics. The log of a
-// takeover tells its story in five lines: what was decided, what was in doubt,
-// what was done, what was restored, and that the lane runs (which the lane says).
+// recovery tells its story in five lines: what was decided, what was in doubt, what
+// was done, that the lane runs with its ids restored (which the lane says), and its
+// first new epoch, with the time of each step.
 func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
 	away := &outages{servers: map[string]*outage{}}
 	about := func(at checkpoint.At) *slog.Logger {
@@ -34,13 +35,13 @@ func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
 				"found_incarnation", d.Incarnation, "found_build", d.Build)
 		},
 		InDoubt: func(at checkpoint.At, shards []checkpoint.ShardBranches) {
-			msg := "nothing in doubt"
+			msg, n := "nothing in doubt", 0
 			for i := range shards {
-				if len(shards[i].InDoubt) > 0 {
+				if n += len(shards[i].InDoubt); n > 0 {
 					msg = "in doubt"
 				}
 			}
-			about(at).Info(msg, "branches", perShard(shards, func(s *checkpoint.ShardBranches) string { return branchNames(s.InDoubt) }))
+			about(at).Info(msg, "in_doubt", n, "branches", perShard(shards, func(s *checkpoint.ShardBranches) string { return branchNames(s.InDoubt) }))
 		},
 		Settled: func(at checkpoint.At, shards []checkpoint.ShardBranches, took time.Duration, err error) {
 			committed, rolledBack := 0, 0
@@ -61,9 +62,11 @@ func listener(m *Metrics, v *view, log *slog.Logger) checkpoint.Listener {
 			}
 			about(at).Log(context.Background(), level, msg, "branches", perShard(shards, func(s *checkpoint.ShardBranches) string { return done(s, err == nil) }), "took", took.Round(time.Millisecond))
 		},
-		Restored: func(lane checkpoint.Lane, d checkpoint.Decision, chunks int, took time.Duration) {
-			m.Restored(took)
-			log.Info("dedup state restored", "lane", lane.String(), "incarnation", d.Incarnation, "seq", d.Seq, "ids", d.Count, "chunks", chunks, "took", took.Round(time.Millisecond))
+		Step: func(_ checkpoint.Lane, step checkpoint.Step, took time.Duration) { m.Step(step, took) },
+		Recovered: func(lane checkpoint.Lane, d checkpoint.Decision, c checkpoint.Counts, r checkpoint.Recovery) {
+			m.Recovered(r.Until(checkpoint.StepDecide))
+			log.Info("lane recovered", "lane", lane.String(), "incarnation", d.Incarnation, "seq", d.Seq, "next_offset", d.Next, "in", c.In,
+				"decided_after", r.Until(checkpoint.StepDecide).Round(time.Millisecond), "steps", stepTimes(&r))
 		},
 		Phase: func(at checkpoint.At, phase string, took time.Duration) {
 			m.Phase(phase, took)
@@ -147,6 +150,15 @@ func branchNames(gtrids []checkpoint.GTRID) string {
 		names[i] = branchName(g)
 	}
 	return strings.Join(names, ", ")
+}
+
+// stepTimes are the steps of a recovery, for people.
+func stepTimes(r *checkpoint.Recovery) string {
+	parts := make([]string, len(r.Took))
+	for i, took := range r.Took {
+		parts[i] = checkpoint.Steps[i] + " " + took.Round(time.Millisecond).String()
+	}
+	return strings.Join(parts, ", ")
 }
 
 // branchName is a branch for people: all of a gtrid that is not the lane's.

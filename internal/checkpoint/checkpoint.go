@@ -44,6 +44,7 @@ func (s *Session) Checkpoint(ctx context.Context, e *Epoch) (err error) {
 		return ErrNotAssigned
 	}
 	failpoint.Hit(failpoint.Frozen, 0)
+	s.passed(StepFill)
 	start := time.Now()
 	if err := s.prepareAll(ctx, &d, e); err != nil {
 		s.rollbackAll(ctx, &d) // C9
@@ -53,6 +54,7 @@ func (s *Session) Checkpoint(ctx context.Context, e *Epoch) (err error) {
 		return fmt.Errorf("phase 1 of epoch %d: %w", d.Seq, err)
 	}
 	s.phase(&d, "prepare", start)
+	s.passed(StepPrepare)
 	failpoint.Hit(failpoint.AllPrepared, 0)
 
 	// C4 to C7: one Kafka transaction decides.
@@ -67,6 +69,7 @@ func (s *Session) Checkpoint(ctx context.Context, e *Epoch) (err error) {
 		return fmt.Errorf("decision of epoch %d: %w", d.Seq, err)
 	}
 	s.phase(&d, "decide", start)
+	s.passed(StepDecide)
 
 	// From here the epoch is money, whatever happens to this process.
 	s.phase2.Store(true) // before D is visible to the sweep: C8 is the gtrid's only committer
@@ -84,6 +87,7 @@ func (s *Session) Checkpoint(ctx context.Context, e *Epoch) (err error) {
 	s.phase(&d, "commit", start)
 	failpoint.Hit(failpoint.AllCommitted, 0)
 	s.count(&d, row.Counts, false)
+	s.recovered(&d, row.Counts)
 	s.trim(ctx, last.OldestLive)
 	return nil
 }

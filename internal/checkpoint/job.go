@@ -81,8 +81,13 @@ type Listener struct {
 	InDoubt func(at At, shards []ShardBranches)
 	// Settled: S4 ended, well or not: what it has done on each shard.
 	Settled func(at At, shards []ShardBranches, took time.Duration, err error)
-	// Restored: S5 ended.
-	Restored func(lane Lane, d Decision, chunks int, took time.Duration)
+	// Step: a session has come to the end of a step on its way to its first epoch.
+	// The steps behind the restore are told of lanes for which records were waiting
+	// when the session began.
+	Step func(lane Lane, step Step, took time.Duration)
+	// Recovered: the session's first epoch is committed on every shard, and its
+	// first record had been waiting when the session began. counts are the epoch's.
+	Recovered func(lane Lane, d Decision, c Counts, r Recovery)
 	// Phase: a phase of a checkpoint ended: "prepare", "decide", "commit".
 	Phase func(at At, phase string, took time.Duration)
 	// Committed: an epoch is committed on every shard and this process is the

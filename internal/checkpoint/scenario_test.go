@@ -152,7 +152,8 @@ type events struct {
 	at        []checkpoint.At // of inDoubt
 	inDoubt   []string        // "shard branches"
 	settled   []string
-	restored  []int // chunks
+	steps     []string
+	recovered []string // "seq/records"
 	phases    []string
 }
 
@@ -188,8 +189,11 @@ func (e *events) listen(job *checkpoint.Job) *events {
 		Moved:   func(checkpoint.Lane, checkpoint.Decision) { with(func() { e.moved++ }) },
 		Net:     func(_ checkpoint.At, net string, _ error) { with(func() { e.nets = append(e.nets, net) }) },
 		Waiting: func(_ checkpoint.At, step, _ string, _ error) { with(func() { e.waits = append(e.waits, step) }) },
-		Restored: func(_ checkpoint.Lane, _ checkpoint.Decision, n int, _ time.Duration) {
-			with(func() { e.restored = append(e.restored, n) })
+		Step: func(_ checkpoint.Lane, step checkpoint.Step, _ time.Duration) {
+			with(func() { e.steps = append(e.steps, checkpoint.Steps[step]) })
+		},
+		Recovered: func(_ checkpoint.Lane, d checkpoint.Decision, c checkpoint.Counts, r checkpoint.Recovery) {
+			with(func() { e.recovered = append(e.recovered, fmt.Sprintf("%d/%d", d.Seq, c.In)) })
 		},
 		Phase: func(_ checkpoint.At, name string, _ time.Duration) {
 			with(func() { e.phases = append(e.phases, name) })

@@ -31,6 +31,8 @@ type Session struct {
 	digests   [][]byte        // by shard: of the row of epoch D.Seq
 	index     map[int64]int64 // live bucket's end -> first offset of <job>.state with entries of it
 	ended     bool            // after an error: only Close
+
+	way *way // to the first epoch; nil once that was told of
 }
 
 // Open starts a session: S0 to S5, the only way to start and the only way to
@@ -50,7 +52,7 @@ func Open(ctx context.Context, job *Job, lane Lane, assigned func() bool, state 
 }
 
 func newSession(job *Job, lane Lane, assigned func() bool) *Session {
-	return &Session{job: job, lane: lane, assigned: assigned, index: map[int64]int64{}, digests: make([][]byte, len(job.Shards))}
+	return &Session{job: job, lane: lane, assigned: assigned, index: map[int64]int64{}, digests: make([][]byte, len(job.Shards)), way: newWay()}
 }
 
 func (s *Session) notOpened(err error) error {
@@ -107,6 +109,7 @@ func (s *Session) open(ctx context.Context, state State) (err error) {
 	if err != nil {
 		return s.unlessSuperseded(ctx, err)
 	}
+	s.passed(StepRestore)
 	return nil
 }
 
@@ -143,6 +146,7 @@ func (s *Session) takeOver(ctx context.Context) (err error) {
 	}
 	s.incarnation = d.Incarnation
 	s.decision.Store(&d)
+	s.passed(StepTakeover)
 	failpoint.Hit(failpoint.TakeoverDecided, 0)
 	if f := s.job.Listener.TakenOver; f != nil {
 		f(s.at(&d), found)
@@ -153,6 +157,7 @@ func (s *Session) takeOver(ctx context.Context) (err error) {
 	if err := s.settleAll(ctx); err != nil {
 		return s.unlessSuperseded(ctx, err)
 	}
+	s.passed(StepSettle)
 	failpoint.Hit(failpoint.Settled, 0)
 	return nil
 }
@@ -191,9 +196,11 @@ func (s *Session) fenceAndRead(ctx context.Context) (Decision, error) {
 			return Decision{}, fmt.Errorf("fence: %w", err)
 		}
 		s.owner = owner
+		s.passed(StepFence)
 		failpoint.Hit(failpoint.Fenced, 0)
 
 		d, err := s.read(ctx)
+		s.passed(StepRead)
 		if err == nil {
 			return d, nil
 		}
@@ -218,6 +225,7 @@ func (s *Session) read(ctx context.Context) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
+	s.way.end = r.LogEnd
 	d, err := s.agree(ctx, &r)
 	if AsRefusal(err) == nil {
 		return d, err
@@ -226,6 +234,7 @@ func (s *Session) read(ctx context.Context) (Decision, error) {
 	if rerr != nil {
 		return Decision{}, fmt.Errorf("look again: %w (before it: %s)", rerr, err.Error())
 	}
+	s.way.end = again.LogEnd
 	d, err = s.agree(ctx, &again)
 	if AsRefusal(err) != nil && !again.Same(&r) {
 		return Decision{}, fmt.Errorf("the decision has moved while it was read, twice (the last time: %s)", err.Error())
@@ -240,9 +249,7 @@ func isUnequal(err error) bool {
 
 // restore is S5.
 func (s *Session) restore(ctx context.Context, state State) error {
-	start := time.Now()
 	d := s.decision.Load()
-	chunks := 0
 
 	// The bound is on progress, not on the whole: a large state takes long.
 	rctx, cancel := context.WithCancelCause(ctx)
@@ -254,7 +261,7 @@ func (s *Session) restore(ctx context.Context, state State) error {
 
 	passed := func() { stuck.Reset(s.job.Limits.Restore) }
 	err := s.owner.ReadState(rctx, d.OldestLive, passed, func(offset int64, data []byte) error {
-		chunks++
+		s.way.Chunks++
 		end, err := state.Load(data)
 		if errors.Is(err, ErrChunkVersion) {
 			return &Refusal{Scope: EndsProcess, Reason: ReasonChunkVersion, What: s.lane.String(),
@@ -283,9 +290,6 @@ func (s *Session) restore(ctx context.Context, state State) error {
 			Wrong: fmt.Sprintf("%s.state from offset %d gave %d entries with checksum %016x, the decision of epoch %d says %d with %016x: a chunk is missing or was added",
 				s.job.Name, d.OldestLive, count, checksum, d.Seq, d.Count, d.Checksum),
 			Next: s.damagedNext()}
-	}
-	if f := s.job.Listener.Restored; f != nil {
-		f(s.lane, *d, chunks, time.Since(start))
 	}
 	return nil
 }

@@ -91,7 +91,8 @@ func (c *Client) Run(ctx context.Context, h Handler) error {
 		kgo.Balancers(kgo.CooperativeStickyBalancer()),
 		kgo.SessionTimeout(c.cfg.SessionTimeout),
 		kgo.RebalanceTimeout(c.cfg.RebalanceTimeout),
-		kgo.HeartbeatInterval(min(c.cfg.SessionTimeout/4, 3*time.Second)),
+		// Who is left hears of a dead member's lanes by the answer to a heartbeat.
+		kgo.HeartbeatInterval(min(c.cfg.SessionTimeout/10, time.Second)),
 		kgo.DisableAutoCommit(),
 		// Membership only: it consumes nothing, wherever the group's offsets are.
 		kgo.AdjustFetchOffsetsFn(func(context.Context, map[string]map[int32]kgo.Offset) (map[string]map[int32]kgo.Offset, error) {

@@ -191,7 +191,9 @@ func (l *lane) session() (err error) {
 	l.p.source.Start(l.id.Partition, number, d.Next, d.LeaderEpoch)
 	defer l.p.source.Stop(l.id.Partition)
 	l.running(s.Incarnation(), &d)
-	l.log.Info("lane running", "incarnation", s.Incarnation(), "seq", d.Seq, "next_offset", d.Next)
+	r := s.Recovery()
+	l.log.Info("lane running", "incarnation", s.Incarnation(), "seq", d.Seq, "next_offset", d.Next,
+		"ids", d.Count, "chunks", r.Chunks, "restored_in", r.Took[checkpoint.StepRestore].Round(time.Millisecond))
 
 	return newWork(l, s, state).run() //nolint:contextcheck // it works in the lane's own context
 }

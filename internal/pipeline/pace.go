@@ -21,13 +21,15 @@ type pace struct {
 	maxRows int           // bound of rows
 	begun   time.Time     // when the epoch that is being filled got its first record
 	seen    int64         // position at the last look whether to keep it open
+	back    bool          // see comeBack
 }
 
 const (
 	// firstRows is the bound of a session's first epoch: many lanes may begin
 	// together, on a shard that is slow.
 	firstRows = 2000
-	// leastRows is what a slow shard gets in any case.
+	// leastRows is what a slow shard gets in any case, and the first epoch of a lane
+	// that is back.
 	leastRows = 500
 	// openLook is how often an epoch that is kept open is looked at. A fetch waits
 	// less long for more.
@@ -39,6 +41,12 @@ func newPace(cfg *Config) pace {
 	// Far below phase 1's own bound: a shard may take the next epoch more slowly.
 	return pace{open: open, within: min(open, cfg.Job.Limits.Prepare/4), rows: min(firstRows, cfg.MaxRows), maxRows: cfg.MaxRows}
 }
+
+// comeBack is for a lane that was somebody else's, and for which records were waiting.
+// Until its first epoch is decided nobody knows that it is at work again, so that one
+// ends with what has come first, and has few rows: all lanes of an instance that has died
+// come back together, and the last one of them is waited for.
+func (p *pace) comeBack() { p.back, p.rows = true, min(leastRows, p.maxRows) }
 
 // follow sets the bound by what the last epoch's checkpoint took: at most double, and
 // not beyond what would have taken too long. A small epoch says nothing of what a

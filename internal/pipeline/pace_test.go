@@ -2,6 +2,7 @@ package pipeline_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -119,6 +120,58 @@ func TestEpochsStayFarBelowTheBoundOfPhaseOne(t *testing.T) {
 			}
 		})
 	})
+}
+
+// TestFirstEpochOfALaneThatIsBack: it waits for nothing, neither for the interval nor
+// until it is large; but where the session before has failed here, it is as any other.
+func TestFirstEpochOfALaneThatIsBack(t *testing.T) {
+	for _, ledger := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var fails atomic.Bool
+			r := newRig(t, func(c *pipeline.Config) {
+				large(c)
+				c.Ledger = ledger
+				c.Job.Shards[0] = failing{c.Job.Shards[0], &fails}
+			})
+			r.topic.atOnce = 3000
+			r.topic.append(messages(0, 10_000)...)
+			r.run(func() {
+				if ledger {
+					want(t, "rows at once", r.rows()[:2], []int{500, 1000})
+				} else {
+					want(t, "epochs at once", r.epochs(0), []int64{3000})
+				}
+				sleep(20 * time.Second)
+				want(t, "records", r.counts(), aggregate.Counts{In: 10_000, Applied: 10_000})
+
+				fails.Store(true)
+				r.topic.append(messages(10_000, 20_000)...)
+				sleep(10 * time.Second)
+				fails.Store(false)
+				before := len(r.rows())
+				sleep(20 * time.Second)
+				if first := r.rows()[before]; ledger && first != 2000 {
+					t.Errorf("behind a failure: an epoch of %d rows", first)
+				}
+				if first := r.epochs(0)[before]; !ledger && first != 10_000 {
+					t.Errorf("behind a failure: an epoch of %d records", first)
+				}
+			})
+		})
+	}
+}
+
+// failing is a shard that takes nothing while it fails.
+type failing struct {
+	checkpoint.Shard
+	fails *atomic.Bool
+}
+
+func (s failing) Prepare(ctx context.Context, b *checkpoint.Branch) error {
+	if s.fails.Load() {
+		return checkpoint.ErrRolledBack
+	}
+	return s.Shard.Prepare(ctx, b)
 }
 
 // perRow is a shard that needs so long for each row.

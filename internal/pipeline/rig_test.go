@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -25,6 +26,30 @@ type rig struct {
 	nets  *list
 }
 
+// ended is Kafka that knows where the topic ends, as long as no decision is beyond it.
+type ended struct {
+	checkpoint.Kafka
+	topic *topic
+}
+
+type endedOwner struct {
+	checkpoint.Owner
+	topic *topic
+}
+
+func (k ended) Fence(ctx context.Context, lane checkpoint.Lane) (checkpoint.Owner, error) {
+	o, err := k.Kafka.Fence(ctx, lane)
+	return endedOwner{o, k.topic}, err
+}
+
+func (o endedOwner) Read(ctx context.Context) (checkpoint.Read, error) {
+	r, err := o.Owner.Read(ctx)
+	o.topic.mu.Lock()
+	defer o.topic.mu.Unlock()
+	r.LogEnd = max(int64(len(o.topic.records)), r.Offset)
+	return r, err
+}
+
 // list is a list that two goroutines use.
 type list struct {
 	mu sync.Mutex
@@ -44,7 +69,7 @@ func (l *list) all() []string {
 }
 
 // topic is one partition as the lanes' source: it keeps its records and delivers
-// them one by one from where a session starts.
+// them from where a session starts.
 type topic struct {
 	mu        sync.Mutex
 	partition int32
@@ -52,6 +77,7 @@ type topic struct {
 	handler   *pipeline.Pipeline
 	session   uint64
 	next      int64
+	atOnce    int // records in a delivery; 0 is one
 	paused    bool
 	pauses    int
 	tail      int64 // where SkipTail ends
@@ -110,11 +136,15 @@ func (s *topic) pump() {
 			s.handler.Failed(s.partition, session, err)
 			return
 		}
-		r := s.records[s.next]
-		s.next++
+		records := s.records[s.next:min(s.next+int64(max(1, s.atOnce)), int64(len(s.records)))]
+		s.next += int64(len(records))
+		bytes := 0
+		for i := range records {
+			bytes += len(records[i].Value)
+		}
 		end := int64(len(s.records))
 		s.mu.Unlock()
-		s.handler.Deliver(s.partition, session, []event.Record{r}, len(r.Value), end)
+		s.handler.Deliver(s.partition, session, slices.Clone(records), bytes, end)
 	}
 }
 
@@ -140,11 +170,10 @@ func (s *topic) count() (skips, pauses int) {
 func newRig(t *testing.T, change func(*pipeline.Config)) *rig {
 	t.Helper()
 	r := &rig{t: t, world: checkpointtest.NewWorld(checkpoint.Lane{Topic: "in"}, 2), topic: &topic{}, nets: &list{}}
-	r.world.LogEnd = 1 << 40
 	cfg := pipeline.Config{
 		Job: &checkpoint.Job{
 			Name: "job", Topic: "in", Set: checkpoint.UUID{1}, Fingerprint: "f", FirstStart: true,
-			Kafka: r.world, Shards: r.world.Shards(), Limits: checkpoint.DefaultLimits(30 * time.Second),
+			Kafka: ended{r.world, r.topic}, Shards: r.world.Shards(), Limits: checkpoint.DefaultLimits(30 * time.Second),
 			Listener: checkpoint.Listener{Net: func(_ checkpoint.At, net string, _ error) { r.nets.add(net) }},
 		},
 		Interval: time.Second, MaxInterval: 5 * time.Second, MaxRows: 1 << 20, MaxRecords: 100, MaxBytes: 1 << 30, MemoryBytes: 1 << 32,
@@ -165,6 +194,7 @@ func newRig(t *testing.T, change func(*pipeline.Config)) *rig {
 // run assigns the partition, runs the test, and has the lane let go.
 func (r *rig) run(fn func()) {
 	r.lanes.Assigned([]int32{0})
+	synctest.Wait() // until it has recovered: what the test sends then was not waiting
 	fn()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -50,6 +51,7 @@ type work struct {
 	armed    bool // the barrier's timer runs: the epoch has its first record
 	due      bool // the barrier's time has come
 	waiting  bool // for room under dedup.max_ids
+	heard    bool // the session was told of the first record
 	pace     pace
 
 	cutBegan time.Time // while cutting
@@ -179,6 +181,7 @@ func (w *work) fill() error {
 			return w.unreadable(b.err)
 		}
 		w.rest = b.records
+		w.hear()
 	}
 	if len(w.rest) == 0 {
 		return nil
@@ -212,6 +215,9 @@ func (w *work) fill() error {
 		}
 	}
 	if !w.epoch.Empty() {
+		if w.pace.back {
+			w.due = true
+		}
 		if !w.armed && !w.due {
 			w.armed = true
 			w.pace.begun = time.Now()
@@ -221,6 +227,19 @@ func (w *work) fill() error {
 	}
 	w.countIDs()
 	return nil
+}
+
+// hear tells the session of the lane's first record.
+func (w *work) hear() {
+	if w.heard {
+		return
+	}
+	if i := slices.IndexFunc(w.rest, func(r event.Record) bool { return !r.Control }); i >= 0 {
+		if w.s.FirstRecord(w.rest[i].Offset) && w.l.failures == 0 {
+			w.pace.comeBack()
+		}
+		w.heard = true
+	}
 }
 
 // countEvery is after how many records the ids are counted: all lanes share the
@@ -282,7 +301,7 @@ func (w *work) cut() {
 		Contents: epoch,
 	}
 	w.epoch = epoch.Next()
-	w.armed, w.due = false, false
+	w.armed, w.due, w.pace.back = false, false, false
 	w.barrier.Stop()
 	w.countIDs() // freezing may have dropped what is forgotten
 	w.l.update(func(s *Status) { s.InDoubt = true })

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -38,7 +39,7 @@ func (w *world) commandEnv(env []string, args ...string) *process {
 	}
 	defer f.Close()
 	p := &process{t: w.t, log: f.Name(), done: make(chan struct{})}
-	p.cmd = exec.Command(shared.binary, append(args, "--config", w.configFor(args))...)
+	p.cmd = exec.Command(cmp.Or(w.build, shared.binary), append(args, "--config", w.configFor(args))...)
 	p.cmd.Env = append(environ(), env...)
 	p.cmd.Stdout, p.cmd.Stderr = f, f
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

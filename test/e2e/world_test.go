@@ -38,6 +38,7 @@ type world struct {
 	dsns       []string               // the service's
 	config     string
 	dir        string
+	build      string // of the service, "" for the one that all tests share
 	producer   *kgo.Client
 	admin      *kgo.Client
 
