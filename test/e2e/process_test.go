@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -25,6 +26,8 @@ type process struct {
 	log  string
 	done chan struct{}
 	err  error
+
+	admin atomic.Pointer[string] // its admin port's address, once it was asked for
 }
 
 // command starts `billing NAME` with the world's configuration.
