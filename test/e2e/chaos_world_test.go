@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -91,6 +92,11 @@ func newMany(t *testing.T, shards int, partitions int32, seed uint64) *many {
 // manyOf makes slots for four instances of a world.
 func manyOf(w *world, mysqls int, seed uint64) *many {
 	m := &many{world: w, mysqls: mysqls, load: newLoad(w, seed), hits: map[string]int{}, kinds: map[string]int{}, began: time.Now()}
+	w.t.Cleanup(func() {
+		if !w.t.Failed() {
+			_ = os.RemoveAll(w.dir) // with -artifacts it would stay
+		}
+	})
 	m.watcher = newWatcher(m.load)
 	m.load.newSource()
 	for i := range 4 {
@@ -198,22 +204,34 @@ func (m *many) inForceFor(f *planned, d time.Duration, heal func()) {
 }
 
 // makeWay heals what is in a fault's way: enough others, or one at the same place.
-// What begins together, or in a moment that is waited for, begins alone.
+// What begins together, or in a moment that is waited for, begins alone. An instance
+// that stands still for very long is in nobody's way but at its place.
 func (m *many) makeWay(f *planned) {
 	m.t.Helper()
+	most := atOnce - 1
+	if len(f.all()) > 1 || f.moment != nil {
+		most = 0
+	}
 	inTheWay := func(r running) bool {
+		if f.moment != nil && r.kind.on == onProcess && r.slot == f.moment.slot {
+			return true
+		}
 		for _, one := range f.all() {
-			if r.place(m.mysqls) == one.place(m.mysqls) || one.kind.on == onAll && r.kind.on == onProcess {
+			if r.place(m.mysqls) == one.place(m.mysqls) || one.kind.on == onAll && r.kind.on == onProcess && one.up[r.slot] == (m.slots[r.slot].p == nil) {
 				return true
 			}
 		}
 		return false
 	}
-	most := atOnce - 1
-	if len(f.all()) > 1 || f.moment != nil {
-		most = 0
+	short := func() (n int) {
+		for _, r := range m.inForce {
+			if r.kind.name != stopped || r.lasts <= r.kind.lasts[1] {
+				n++
+			}
+		}
+		return n
 	}
-	for len(m.inForce) > most || slices.ContainsFunc(m.inForce, inTheWay) {
+	for short() > most || slices.ContainsFunc(m.inForce, inTheWay) {
 		m.healNext()
 	}
 }
