@@ -3,6 +3,8 @@ package e2e
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -233,13 +235,23 @@ func (m *many) around(when time.Time) (lines []string) {
 	return lines
 }
 
-// evidence shows where everything stands, before the servers are removed.
+// evidence shows where everything stands, before the servers are removed, and leaves
+// the trail beside the instances' logs.
 func (m *many) evidence() {
+	m.watcher.mu.Lock()
+	wrong := m.watcher.wrong
+	m.watcher.mu.Unlock()
+	if !wrong.IsZero() {
+		m.t.Logf("what the instances said around %s, when a difference was seen:\n%s", wrong.Format(clock), strings.Join(m.around(wrong), "\n"))
+	}
+	if err := os.WriteFile(filepath.Join(m.dir, "trail.log"), []byte(strings.Join(m.trail, "\n")+"\n"), 0o600); err != nil {
+		m.t.Log(err)
+	}
+	m.say("the trail of faults and the logs of all instances are in %s; they stay when go test has -artifacts, as make chaos does", m.dir)
 	for p := range m.partitions {
 		m.say("lane %d: D %+v, its Kafka transaction is %s", p, m.decided(p), m.transaction(p).State)
 	}
 	for i := range m.shards {
 		m.say("shard %d: %d prepared, last epochs %v, locks:\n%s", i, m.prepared()[i], m.watcher.seen[i].lanes, strings.Join(m.locks(i), "\n"))
 	}
-	m.say("the logs of all instances are in %s, when go test has -artifacts, as make chaos does", m.dir)
 }

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -98,39 +99,40 @@ func TestChaosFindsWhatIsPlanted(t *testing.T) {
 
 	for _, c := range []struct {
 		name  string
+		seen  bool // by the watcher
 		plant func() (undo func())
 		says  []string
 	}{
-		{"a ledger row doubled, where a duplicate lies", sql("billing_ledger", fmt.Sprintf("INSERT INTO billing_ledger (kafka_partition, kafka_offset, %s) SELECT 0, %d, %s FROM billing_ledger WHERE %s", columns, lastDuplicate, columns, where)),
+		{"a ledger row doubled, where a duplicate lies", true, sql("billing_ledger", fmt.Sprintf("INSERT INTO billing_ledger (kafka_partition, kafka_offset, %s) SELECT 0, %d, %s FROM billing_ledger WHERE %s", columns, lastDuplicate, columns, where)),
 			[]string{fmt.Sprintf("%s/0, offset %d: shard 1 has booked", m.topic, lastDuplicate), "the record there is duplicate", "billing verify: exit code 1"}},
-		{"a ledger row beyond the end", sql("billing_ledger", fmt.Sprintf("INSERT INTO billing_ledger (kafka_partition, kafka_offset, %s) SELECT 0, 1000000, %s FROM billing_ledger WHERE %s", columns, columns, where)),
+		{"a ledger row beyond the end", true, sql("billing_ledger", fmt.Sprintf("INSERT INTO billing_ledger (kafka_partition, kafka_offset, %s) SELECT 0, 1000000, %s FROM billing_ledger WHERE %s", columns, columns, where)),
 			[]string{fmt.Sprintf("%s/0, offset 1000000: shard 1 has booked", m.topic), "there is no such offset"}},
-		{"a ledger row gone", sql("billing_ledger", "DELETE FROM billing_ledger WHERE "+where),
+		{"a ledger row gone", true, sql("billing_ledger", "DELETE FROM billing_ledger WHERE "+where),
 			[]string{place + "the record is applied", "0 rows in the ledger and 0 in the rejects", "billing verify: exit code 1"}},
-		{"an amount changed", sql("billing_ledger", "UPDATE billing_ledger SET amount = amount + 0.000000000001 WHERE "+where),
+		{"an amount changed", true, sql("billing_ledger", "UPDATE billing_ledger SET amount = amount + 0.000000000001 WHERE "+where),
 			[]string{place + "shard 1 has booked", "billing verify: exit code 1"}},
-		{"a reject gone", sql("billing_rejects", "DELETE FROM billing_rejects WHERE "+whereReject),
+		{"a reject gone", false, sql("billing_rejects", "DELETE FROM billing_rejects WHERE "+whereReject),
 			[]string{placeReject + "the record is rejected"}},
-		{"a total changed", sql("billing_total", "UPDATE billing_total SET charge_amount = charge_amount + 0.000000000001 WHERE charge_amount > 0 LIMIT 1"),
+		{"a total changed", true, sql("billing_total", "UPDATE billing_total SET charge_amount = charge_amount + 0.000000000001 WHERE charge_amount > 0 LIMIT 1"),
 			[]string{"total of {acct-", "billing verify: exit code 1"}},
-		{"a total of nobody", sql("billing_total", "UPDATE billing_total SET account_id = 'nobody' LIMIT 1"),
+		{"a total of nobody", true, sql("billing_total", "UPDATE billing_total SET account_id = 'nobody' LIMIT 1"),
 			[]string{"total of {nobody", "nothing was sent"}},
-		{"an epoch gone", sql("billing_epoch", "DELETE FROM billing_epoch WHERE kafka_partition = 0 AND seq = 1"),
+		{"an epoch gone", true, sql("billing_epoch", "DELETE FROM billing_epoch WHERE kafka_partition = 0 AND seq = 1"),
 			[]string{fmt.Sprintf("shard 1, %s/0: a hole in the chain", m.topic), "records applied, sent were"}},
-		{"a lane's row behind", sql("billing_lane", "UPDATE billing_lane SET seq = seq - 1 WHERE kafka_partition = 0"),
+		{"a lane's row behind", true, sql("billing_lane", "UPDATE billing_lane SET seq = seq - 1 WHERE kafka_partition = 0"),
 			[]string{fmt.Sprintf("shard 1, %s/0: the lane's row is", m.topic)}},
-		{"a branch left prepared", func() func() {
+		{"a branch left prepared", false, func() func() {
 			m.prepare(shard, gtrid, "UPDATE billing_lane SET updated_at = updated_at + INTERVAL 1 SECOND WHERE kafka_partition = 0")
 			return func() { m.rollBack(shard, gtrid) }
 		}, []string{"shard 1: 1 branches are left prepared", "locks are left: row billing_lane"}},
-		{"a row locked", func() func() {
+		{"a row locked", false, func() func() {
 			tx, err := m.shards[shard].BeginTx(context.Background(), nil)
 			m.must(err)
 			_, err = tx.Exec("UPDATE billing_total SET updated_at = updated_at + INTERVAL 1 SECOND LIMIT 1")
 			m.must(err)
 			return func() { m.must(tx.Rollback()) }
 		}, []string{"shard 1: locks are left: row billing_total"}},
-		{"a name locked", func() func() {
+		{"a name locked", false, func() func() {
 			conn, err := m.shards[shard].Conn(context.Background())
 			m.must(err)
 			_, err = conn.ExecContext(context.Background(), "DO GET_LOCK('somebody', 1)")
@@ -141,18 +143,23 @@ func TestChaosFindsWhatIsPlanted(t *testing.T) {
 				m.must(conn.Close())
 			}
 		}, []string{"shard 1: locks are left: name somebody"}},
-		{"an epoch counted twice", log(`time=2026-01-02T03:04:05.678Z level=DEBUG msg="epoch committed" lane=x/0 incarnation=1 seq=2 next_offset=3 in=1 applied=1 duplicates=0 conflicts=0 rejected=0 recovered=true`),
+		{"an epoch counted twice", false, log(`time=2026-01-02T03:04:05.678Z level=DEBUG msg="epoch committed" lane=x/0 incarnation=1 seq=2 next_offset=3 in=1 applied=1 duplicates=0 conflicts=0 rejected=0 recovered=true`),
 			[]string{"billing_records_total, over all instances: map[applied:"}},
-		{"a counter that went ahead", func() func() {
+		{"a counter that went ahead", false, func() func() {
 			m.instances()[0].counters["conflict"]++
 			return func() { m.instances()[0].counters["conflict"]-- }
 		}, []string{"instance 0 counts"}},
-		{"a lane that stopped", log(`time=2026-01-02T03:04:05.678Z level=ERROR msg="lane stopped" lane=x/0 reason=lost-epoch`),
+		{"a lane that stopped", false, log(`time=2026-01-02T03:04:05.678Z level=ERROR msg="lane stopped" lane=x/0 reason=lost-epoch`),
 			[]string{"instance 0:", "lane stopped"}},
-		{"a net that no fault explains", log(`time=2026-01-02T03:04:05.678Z level=WARN msg="a net decided" lane=x/0 net=ledger`),
+		{"a net that no fault explains", false, log(`time=2026-01-02T03:04:05.678Z level=WARN msg="a net decided" lane=x/0 net=ledger`),
 			[]string{"the net ledger has decided"}},
 	} {
 		undo := c.plant()
+		// Whoever looks while a run goes on sees what is wrong in the tables, too; the
+		// rejects only the last check reads.
+		if err := newWatcher(m.load).look(t.Context(), shard); errors.As(err, new(wrong)) != c.seen {
+			t.Errorf("%s: the watcher says %v", c.name, err)
+		}
 		found := m.check(false)
 		var all strings.Builder
 		for _, d := range found {

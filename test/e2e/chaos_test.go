@@ -139,7 +139,6 @@ func (size chaosSize) run(t *testing.T) (line string) {
 	defer func() {
 		if t.Failed() {
 			m.evidence()
-			line = "FAILED: " + line
 		}
 	}()
 	p := &plan{

@@ -24,6 +24,7 @@ type watcher struct {
 	moved  []time.Time            // of each lane, when a shard first showed its last epoch
 	calm   pace                   // of each single lane, while nothing is wrong anywhere
 	served pace                   // of all lanes together, while one instance and all servers are well
+	wrong  time.Time              // when something was seen that must not be
 }
 
 // pace is the longest time without an epoch.
@@ -119,7 +120,11 @@ func (w *watcher) run(ctx context.Context) {
 		}
 		for i := range w.shards {
 			if err := w.look(ctx, i); errors.As(err, new(wrong)) {
-				w.t.Errorf("%s, shard %d: %v", time.Now().Format(clock), i, err)
+				now := time.Now()
+				w.t.Errorf("difference: %s, shard %d: %v", now.Format(clock), i, err)
+				w.mu.Lock()
+				w.wrong = now
+				w.mu.Unlock()
 				return
 			}
 		}

@@ -33,6 +33,7 @@ type many struct {
 	hits        map[string]int  // of rules, by the fault's name
 	took        []time.Duration // of recoveries
 	killed      []kill
+	trail       []string // all that was said
 }
 
 // slot is where an instance may run.
@@ -171,7 +172,9 @@ func (m *many) link(f *planned) *proxy.Proxy {
 // say logs what happens, with its time.
 func (m *many) say(format string, args ...any) {
 	m.t.Helper()
-	m.t.Logf("%s %6.1fs %s", time.Now().Format(clock), time.Since(m.began).Seconds(), fmt.Sprintf(format, args...))
+	line := fmt.Sprintf("%s %6.1fs %s", time.Now().Format(clock), time.Since(m.began).Seconds(), fmt.Sprintf(format, args...))
+	m.trail = append(m.trail, line)
+	m.t.Log(line)
 }
 
 // ---- faults
@@ -184,7 +187,19 @@ func (m *many) begin(f *planned) {
 	if f.moment != nil {
 		m.reach(f)
 	}
-	for _, one := range f.all() {
+	// What takes its time comes last, so that all begin in one instant.
+	slow := func(f *planned) int {
+		switch {
+		case f.kind.name == sigterm || f.kind.name == comeOrGo || f.kind.on == onAll:
+			return 2
+		case f.kind.on == onMySQL || f.kind.on == onBroker:
+			return 1
+		}
+		return 0
+	}
+	all := f.all()
+	slices.SortStableFunc(all, func(a, b *planned) int { return slow(a) - slow(b) })
+	for _, one := range all {
 		if heal := one.kind.begin(m, one); heal != nil {
 			m.inForceFor(one, one.lasts, heal)
 		}
