@@ -239,7 +239,7 @@ func (m *many) around(when time.Time) (lines []string) {
 // the trail beside the instances' logs.
 func (m *many) evidence() {
 	m.watcher.mu.Lock()
-	wrong := m.watcher.wrong
+	wrong, seen := m.watcher.wrong, slices.Clone(m.watcher.seen)
 	m.watcher.mu.Unlock()
 	if !wrong.IsZero() {
 		m.t.Logf("what the instances said around %s, when a difference was seen:\n%s", wrong.Format(clock), strings.Join(m.around(wrong), "\n"))
@@ -252,6 +252,6 @@ func (m *many) evidence() {
 		m.say("lane %d: D %+v, its Kafka transaction is %s", p, m.decided(p), m.transaction(p).State)
 	}
 	for i := range m.shards {
-		m.say("shard %d: %d prepared, last epochs %v, locks:\n%s", i, m.prepared()[i], m.watcher.seen[i].lanes, strings.Join(m.locks(i), "\n"))
+		m.say("shard %d: %d prepared, last epochs %v, locks:\n%s", i, m.prepared()[i], seen[i].lanes, strings.Join(m.locks(i), "\n"))
 	}
 }

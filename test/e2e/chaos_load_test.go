@@ -35,6 +35,10 @@ func (c *charged) kind() string {
 	return "charge"
 }
 
+func (c *charged) String() string {
+	return fmt.Sprintf("%s of %s %s to %s at %s, id %s", c.kind(), amountText(c.amount), c.currency, c.account, c.time.Format(time.RFC3339), c.id)
+}
+
 // amountText is an amount as it stands in a DECIMAL with 12 decimals.
 func amountText(amount int64) string {
 	sign := ""

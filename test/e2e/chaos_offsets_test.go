@@ -33,7 +33,11 @@ func (m *many) checkOffsets() (all []finding) {
 	m.t.Helper()
 	lanes := m.readTopic()
 	add := func(partition int32, offset int64, format string, args ...any) {
-		all = append(all, finding{fmt.Sprintf("%s/%d, offset %d: ", m.topic, partition, offset) + fmt.Sprintf(format, args...), m.preparedAt(partition, offset)})
+		var when time.Time
+		if len(all) < shownOf {
+			when = m.preparedAt(partition, offset)
+		}
+		all = append(all, finding{fmt.Sprintf("%s/%d, offset %d: ", m.topic, partition, offset) + fmt.Sprintf(format, args...), when})
 	}
 	inside := func(partition int32, offset int64) bool {
 		return partition >= 0 && int(partition) < len(lanes) && offset >= 0 && offset < int64(len(lanes[partition].outcome))
@@ -57,7 +61,7 @@ func (m *many) checkOffsets() (all []finding) {
 			}
 			c := m.load.numbered(row.partition, lane.number[row.offset])
 			if err := row.is(c, row.partition); err != nil || row.id != c.id {
-				add(row.partition, row.offset, "shard %d has booked %s, the record is %+v", i, row, *c)
+				add(row.partition, row.offset, "shard %d has booked %s, the record is %s", i, row, c)
 			}
 		}
 		m.must(rows.Err())
@@ -85,7 +89,7 @@ func (m *many) checkOffsets() (all []finding) {
 			}
 			what := fmt.Sprintf("the record is %s", outcomeNames[outcome])
 			if outcome == applied {
-				what += fmt.Sprintf(" (%+v)", *m.load.numbered(int32(p), lane.number[offset]))
+				what += fmt.Sprintf(" (%s)", m.load.numbered(int32(p), lane.number[offset]))
 			}
 			add(int32(p), int64(offset), "%s, and on all shards it has %d rows in the ledger and %d in the rejects", what, lane.seen[offset]%2, lane.seen[offset]/2)
 		}
