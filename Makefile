@@ -36,7 +36,7 @@ need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on
 	[ "$${minor:-0}" -ge 26 ] || { echo "make: FAILED: $$v is too old; next step: install Go 1.26 or later" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-unit test-outages test-random test-recovery test-verify test-verify-large testbed demo tour lint clean
+.PHONY: help build test test-unit test-outages chaos test-recovery test-verify test-verify-large testbed demo tour lint clean
 .PHONY: bench bench-decode bench-state bench-lane bench-sink bench-delay bench-memory bench-flink bench-document
 
 help: ## list the targets
@@ -62,10 +62,11 @@ test-outages: ## the tests of servers that are away, for OUTAGE (10m) each inste
 	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
 	BILLING_TEST_OUTAGE=$(OUTAGE) $(GO) test -count=1 -timeout 2h -parallel 8 -run Away -v $(TESTFLAGS) ./test/e2e
 
-test-random: ## many owners and faults at random, for long: make test-random DURATION=10m SEED=1 (a seed repeats its plan)
+chaos: ## faults by a seed over real processes: make chaos DURATION=10m SEED=1, or FAULTS=200 MESSAGES=1000000 RUNS=10; KILLS=no
 	@$(need_go)
-	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
-	BILLING_TEST_RANDOM=$(or $(DURATION),10m) BILLING_TEST_SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run '^TestManyOwnersAtRandom$$' -v $(TESTFLAGS) ./test/e2e
+	@mkdir -p bin/chaos && env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
+	BILLING_TEST_CHAOS='$(foreach v,DURATION FAULTS MESSAGES SEED RUNS KILLS,$(if $($(v)),$(v)=$($(v))))' \
+	$(GO) test -count=1 -timeout 0 -run '^TestChaos$$' -v -artifacts -outputdir $(CURDIR)/bin/chaos $(TESTFLAGS) ./test/e2e
 
 test-recovery: ## how fast 16 lanes are back behind a SIGKILL: make test-recovery IDS=100000 BESIDE=/path/of/another/billing
 	@$(need_go)

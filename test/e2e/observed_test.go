@@ -21,13 +21,16 @@ var adminAddress = regexp.MustCompile(`msg="admin port open" address=(\S+)`)
 
 // get asks the process's admin port.
 func (p *process) get(path string) (code int, body string, err error) {
-	m := adminAddress.FindStringSubmatch(p.output())
-	if m == nil {
-		return 0, "", fmt.Errorf("no admin port in the output")
+	if p.admin.Load() == nil {
+		m := adminAddress.FindStringSubmatch(p.output())
+		if m == nil {
+			return 0, "", fmt.Errorf("no admin port in the output")
+		}
+		p.admin.Store(&m[1])
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+m[1]+path, nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+*p.admin.Load()+path, nil)
 	if err != nil {
 		return 0, "", err
 	}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -26,6 +27,8 @@ type process struct {
 	log  string
 	done chan struct{}
 	err  error
+
+	admin atomic.Pointer[string] // its admin port's address, once it was asked for
 }
 
 // command starts `billing NAME` with the world's configuration.

@@ -32,7 +32,7 @@ func (l logLine) at() time.Time {
 
 // of gives a lane's lines of its recovery. That a server is slow is no part of it: the
 // machine is full.
-func (k *killed) of(all []logLine, partition int32) (story []logLine) {
+func (k *corpse) of(all []logLine, partition int32) (story []logLine) {
 	lane := fmt.Sprintf("%s/%d", k.w.topic, partition)
 	for _, l := range all {
 		if l["lane"] == lane && l["msg"] != "waiting" {
@@ -51,7 +51,7 @@ var fiveLines = []string{"lane taken over", "in doubt", "settled", "lane running
 var branchSaid = regexp.MustCompile(`epoch (\d+) of incarnation (\d+)`)
 
 // told holds what each lane says of its recovery against what is so.
-func (k *killed) told(next *process) {
+func (k *corpse) told(next *process) {
 	t := k.w.t
 	t.Helper()
 	said := lines(k.said(next))
@@ -75,7 +75,7 @@ func (k *killed) told(next *process) {
 }
 
 // toldRight holds one lane's five lines against the tables.
-func (k *killed) toldRight(partition int32, story []logLine) {
+func (k *corpse) toldRight(partition int32, story []logLine) {
 	t := k.w.t
 	t.Helper()
 	takenOver, doubt, settled, running, recovered := story[0], story[1], story[2], story[3], story[4]
@@ -138,7 +138,7 @@ func (k *killed) toldRight(partition int32, story []logLine) {
 
 // toldBranches holds what it says of a lane's branches on one shard against what was
 // prepared there, and what has become of it.
-func (k *killed) toldBranches(partition int32, shard int, seq, incarnation int64, doubt, settled logLine) {
+func (k *corpse) toldBranches(partition int32, shard int, seq, incarnation int64, doubt, settled logLine) {
 	t := k.w.t
 	t.Helper()
 	on := func(l logLine) string {
@@ -200,7 +200,7 @@ const (
 type steps []took
 
 // tell prints when each lane came to the end of each step, after the death.
-func (k *killed) tell(next *process) (all steps) {
+func (k *corpse) tell(next *process) (all steps) {
 	t := k.w.t
 	t.Helper()
 	var out strings.Builder

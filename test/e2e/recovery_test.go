@@ -89,7 +89,7 @@ func TestRecovery(t *testing.T) {
 				w.fill(size.backlog) // more than is taken until they die
 				load := w.flood()
 				ps := c.start(w)
-				k := &killed{w: w}
+				k := &corpse{w: w}
 				k.working(ps)
 				k.kill(ps[0])
 				next := c.next(w, ps[1:])
@@ -108,8 +108,8 @@ func TestRecovery(t *testing.T) {
 	}
 }
 
-// killed is an instance that was killed at work, and what it left.
-type killed struct {
+// corpse is an instance that was killed at work, and what it left.
+type corpse struct {
 	w     *world
 	at    time.Time
 	lanes []int32           // its own
@@ -159,7 +159,7 @@ func (w *world) flood() *load {
 }
 
 // working waits until each lane has decided a new epoch.
-func (k *killed) working(ps []*process) {
+func (k *corpse) working(ps []*process) {
 	k.w.t.Helper()
 	before, err := k.w.seqs()
 	if err != nil {
@@ -203,7 +203,7 @@ func (w *world) seqs() (map[int32]int64, error) {
 	return seqs, rows.Err()
 }
 
-func (k *killed) kill(p *process) {
+func (k *corpse) kill(p *process) {
 	k.w.t.Helper()
 	var err error
 	if k.seq, err = k.w.seqs(); err != nil {
@@ -214,7 +214,7 @@ func (k *killed) kill(p *process) {
 }
 
 // look notes what is prepared, before anybody ends it.
-func (k *killed) look(next *process) {
+func (k *corpse) look(next *process) {
 	k.w.t.Helper()
 	for i := range k.w.shards {
 		left := map[string]bool{}
@@ -231,7 +231,7 @@ func (k *killed) look(next *process) {
 }
 
 // recovered waits until the lanes are at work again.
-func (k *killed) recovered(next *process) {
+func (k *corpse) recovered(next *process) {
 	k.w.t.Helper()
 	servers.Eventually(k.w.t, 2*time.Minute, func() error {
 		said := k.said(next)
@@ -244,7 +244,7 @@ func (k *killed) recovered(next *process) {
 }
 
 // said is what the next owner has said since the death.
-func (k *killed) said(next *process) string { return next.output()[k.heard:] }
+func (k *corpse) said(next *process) string { return next.output()[k.heard:] }
 
 // exactTotals fails unless every total is right and nothing is left.
 func exactTotals(w *world, ledger bool) {

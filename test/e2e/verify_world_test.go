@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"database/sql"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -335,4 +336,12 @@ func (t *table) keyOf(row [][]byte) string {
 		return "migration " + v("version")
 	}
 	panic("how does verify name a row of " + t.name + "?")
+}
+
+func encode(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return b
 }

@@ -217,7 +217,10 @@ func (k *KafkaServer) serves(ctx context.Context) error {
 }
 
 func (k *KafkaServer) client(opts ...kgo.Opt) (*kgo.Client, error) {
-	return kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(k.Addr()), kgo.MetadataMinAge(100 * time.Millisecond)}, opts...)...)
+	return kgo.NewClient(append([]kgo.Opt{
+		kgo.SeedBrokers(k.Addr()), kgo.MetadataMinAge(100 * time.Millisecond),
+		kgo.AlwaysRetryEOF(), // the port of a broker that restarts is open before anybody is behind it
+	}, opts...)...)
 }
 
 // Client connects for one test.

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"maps"
 	"math/big"
 	"slices"
 	"strings"
@@ -17,14 +16,15 @@ import (
 // the service works: what it sees there has to be whole epochs, and nothing but
 // what the load has sent.
 type watcher struct {
-	*randomLoad
+	*chaosLoad
 	mu     sync.Mutex
 	seen   []shardSeen
 	epochs map[[2]int64]epochSeen // by partition and seq: the same on every shard
-	booked map[string]int         // by id: the shard
+	booked []bits                 // of each partition, by an event's number
 	moved  []time.Time            // of each lane, when a shard first showed its last epoch
 	calm   pace                   // of each single lane, while nothing is wrong anywhere
 	served pace                   // of all lanes together, while one instance and all servers are well
+	wrong  time.Time              // when something was seen that must not be
 }
 
 // pace is the longest time without an epoch.
@@ -76,12 +76,31 @@ type epochSeen struct {
 	in, applied, duplicates, conflicts, rejected int64
 }
 
-func newWatcher(l *randomLoad) *watcher {
-	w := &watcher{randomLoad: l, epochs: map[[2]int64]epochSeen{}, booked: map[string]int{}, moved: make([]time.Time, l.partitions)}
+func newWatcher(l *chaosLoad) *watcher {
+	w := &watcher{chaosLoad: l, epochs: map[[2]int64]epochSeen{}, booked: make([]bits, l.partitions), moved: make([]time.Time, l.partitions)}
 	for range l.shards {
 		w.seen = append(w.seen, shardSeen{lanes: make([]epochSeen, l.partitions), sums: sums{}, in: make([]int64, l.partitions)})
 	}
 	return w
+}
+
+// bits are a set of small numbers.
+type bits struct {
+	words []uint64
+	count int64
+}
+
+// add reports whether n was not in it.
+func (b *bits) add(n int64) bool {
+	for int64(len(b.words)) <= n/64 {
+		b.words = append(b.words, 0)
+	}
+	if b.words[n/64]&(1<<(n%64)) != 0 {
+		return false
+	}
+	b.words[n/64] |= 1 << (n % 64)
+	b.count++
+	return true
 }
 
 // wrong is what must not be seen, whatever fails.
@@ -101,7 +120,11 @@ func (w *watcher) run(ctx context.Context) {
 		}
 		for i := range w.shards {
 			if err := w.look(ctx, i); errors.As(err, new(wrong)) {
-				w.t.Errorf("%s, shard %d: %v", time.Now().Format(clock), i, err)
+				now := time.Now()
+				w.t.Errorf("difference: %s, shard %d: %v", now.Format(clock), i, err)
+				w.mu.Lock()
+				w.wrong = now
+				w.mu.Unlock()
 				return
 			}
 		}
@@ -124,10 +147,22 @@ func (w *watcher) measure() {
 	w.served.see(now, last, "all lanes")
 }
 
-// accounted fails while a shard has no outcome for so many records of each lane.
+// accounted fails while a shard has no outcome for so many records of each lane. A
+// watcher that has seen something wrong looks no more; then the tables are asked.
 func (w *watcher) accounted(records []int64) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	for i := range w.shards {
+		if w.wrong.IsZero() {
+			break
+		}
+		for p := range records {
+			err := w.shards[i].QueryRow("SELECT COALESCE(SUM(records_in), 0) FROM billing_epoch WHERE kafka_topic = ? AND kafka_partition = ?", w.topic, p).Scan(&w.seen[i].in[p])
+			if err != nil {
+				return err
+			}
+		}
+	}
 	for i, s := range w.seen {
 		for p, n := range records {
 			if s.in[p] < n {
@@ -151,8 +186,8 @@ func (w *watcher) look(ctx context.Context, shard int) error {
 	before := w.seen[shard]
 	w.mu.Unlock()
 	s := &snapshot{
-		ctx: ctx, tx: tx, event: w.event, before: before.lanes, lanes: slices.Clone(before.lanes),
-		missing: make([]int64, len(before.lanes)), booked: map[string]*charged{}, totals: sums{},
+		chaosLoad: w.chaosLoad, ctx: ctx, tx: tx, before: before.lanes, lanes: slices.Clone(before.lanes),
+		missing: make([]int64, len(before.lanes)), booked: make([][]int64, len(before.lanes)), added: sums{}, totals: sums{},
 	}
 	for _, read := range []func() error{s.readEpochs, s.readLanes, s.readLedger, s.readTotals} {
 		if err := read(); err != nil {
@@ -167,18 +202,22 @@ func (w *watcher) take(shard int, s *snapshot) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	seen := &w.seen[shard]
-	for id, c := range s.booked {
-		if other, ok := w.booked[id]; ok {
-			return wrongf("id %s is booked a second time, first on shard %d", id, other)
-		}
-		w.booked[id] = shard
-		if err := seen.sums.add(total{c.account, c.currency, c.kind()}, c.amount); err != nil {
-			return err
+	for p, numbers := range s.booked {
+		for _, n := range numbers {
+			if !w.booked[p].add(n) {
+				return wrongf("%s is booked a second time", w.numbered(int32(p), n).id)
+			}
 		}
 	}
-	for t, r := range s.totals {
-		if have := seen.sums[t]; have == nil || have.Cmp(r) != 0 {
-			return wrongf("total of %v: %s, and the ledger has %v", t, r.FloatString(12), have)
+	for t, units := range s.added {
+		if seen.sums[t] == nil {
+			seen.sums[t] = new(big.Int)
+		}
+		seen.sums[t].Add(seen.sums[t], units)
+	}
+	for t, units := range s.totals {
+		if have := seen.sums[t]; have == nil || have.Cmp(units) != 0 {
+			return wrongf("total of %v: %s of the smallest amounts, and the ledger has %v", t, units, have)
 		}
 	}
 	if len(seen.sums) != len(s.totals) {
@@ -200,15 +239,16 @@ func (w *watcher) take(shard int, s *snapshot) error {
 
 // snapshot is one look at one shard: all of it at the same moment.
 type snapshot struct {
+	*chaosLoad
 	ctx    context.Context
 	tx     *sql.Tx
-	event  func(id string) *charged
 	before []epochSeen // each lane's last epoch when it was looked at before
 
 	lanes   []epochSeen // and now
 	epochs  []epochSeen // since then
 	missing []int64     // of each lane: entries that these have booked here, and that the ledger has not
-	booked  map[string]*charged
+	booked  [][]int64   // of each partition, the events' numbers
+	added   sums        // by these
 	totals  sums
 }
 
@@ -230,7 +270,7 @@ func (s *snapshot) each(query string, row func(scan func(...any) error) error) e
 func (s *snapshot) since(column string, of func(epochSeen) int64) string {
 	parts := make([]string, len(s.before))
 	for p, last := range s.before {
-		parts[p] = fmt.Sprintf("kafka_partition = %d AND %s %d", p, column, of(last))
+		parts[p] = fmt.Sprintf("kafka_topic = '%s' AND kafka_partition = %d AND %s %d", s.topic, p, column, of(last))
 	}
 	return " WHERE " + strings.Join(parts, " OR ")
 }
@@ -280,23 +320,23 @@ func (s *snapshot) readLanes() error {
 
 // readLedger: what the new epochs have booked was sent, and is booked once.
 func (s *snapshot) readLedger() error {
-	query := "SELECT kafka_partition, event_id, entry_type, account_id, currency, CAST(amount AS CHAR) FROM billing_ledger" +
+	query := "SELECT kafka_partition, kafka_offset, event_id, entry_type, account_id, currency, CAST(amount AS CHAR) FROM billing_ledger" +
 		s.since("kafka_offset >=", func(e epochSeen) int64 { return e.next })
 	err := s.each(query, func(scan func(...any) error) error {
-		var got charged
-		var kind, amount string
-		if err := scan(&got.partition, &got.id, &kind, &got.account, &got.currency, &amount); err != nil {
+		var row ledgerRow
+		if err := scan(&row.partition, &row.offset, &row.id, &row.kind, &row.account, &row.currency, &row.amount); err != nil {
 			return err
 		}
-		sent := s.event(got.id)
-		if sent == nil || s.booked[got.id] != nil {
-			return wrongf("%s of %s, %+v: never sent (%t), or booked twice", kind, amount, got, sent == nil)
+		sent, partition, number := s.event(row.id)
+		if sent == nil {
+			return wrongf("%s: it was never sent, or is not to be booked", row)
 		}
-		if got.partition != sent.partition || kind != sent.kind() || got.account != sent.account || got.currency != sent.currency || !sameAmount(amount, sent.amount) {
-			return wrongf("%s of %s, %+v: sent was %+v", kind, amount, got, *sent)
+		if err := row.is(sent, partition); err != nil {
+			return err
 		}
-		s.booked[got.id] = sent
-		s.missing[got.partition]--
+		s.booked[partition] = append(s.booked[partition], number)
+		s.added.add(total{sent.account, sent.currency, sent.kind()}, sent.amount)
+		s.missing[partition]--
 		return nil
 	})
 	if err != nil {
@@ -310,21 +350,52 @@ func (s *snapshot) readLedger() error {
 	return nil
 }
 
+// ledgerRow is one of them, as it is read.
+type ledgerRow struct {
+	partition                           int32
+	offset                              int64
+	id, kind, account, currency, amount string
+}
+
+func (r ledgerRow) String() string {
+	return fmt.Sprintf("partition %d, offset %d: %s of %s %s to %s, id %s", r.partition, r.offset, r.kind, r.amount, r.currency, r.account, r.id)
+}
+
+// is fails unless the row says what was sent.
+func (r ledgerRow) is(sent *charged, partition int32) error {
+	if r.partition != partition || r.kind != sent.kind() || r.account != sent.account || r.currency != sent.currency || r.amount != amountText(sent.amount) {
+		return wrongf("%s: sent was %s to partition %d", r, sent, partition)
+	}
+	return nil
+}
+
 // readTotals reads each account's charges and credits, as far as there are any.
 func (s *snapshot) readTotals() error {
-	return s.each("SELECT account_id, currency, CAST(SUM(charge_amount) AS CHAR), CAST(SUM(credit_amount) AS CHAR) FROM billing_total GROUP BY account_id, currency", func(scan func(...any) error) error {
-		var account, currency, charges, credits string
-		if err := scan(&account, &currency, &charges, &credits); err != nil {
-			return err
-		}
-		err := errors.Join(s.totals.add(total{account, currency, "charge"}, charges), s.totals.add(total{account, currency, "credit"}, credits))
-		maps.DeleteFunc(s.totals, func(_ total, r *big.Rat) bool { return r.Sign() == 0 })
-		return err
+	return s.each(totalsQuery, func(scan func(...any) error) error {
+		return s.totals.scan(scan)
 	})
 }
 
-func sameAmount(a, b string) bool {
-	x, okX := new(big.Rat).SetString(a)
-	y, okY := new(big.Rat).SetString(b)
-	return okX && okY && x.Cmp(y) == 0
+const totalsQuery = "SELECT account_id, currency, CAST(SUM(charge_amount) AS CHAR), CAST(SUM(credit_amount) AS CHAR) FROM billing_total GROUP BY account_id, currency"
+
+// scan adds a row of totalsQuery.
+func (s sums) scan(scan func(...any) error) error {
+	var account, currency string
+	amounts := make([]string, 2)
+	if err := scan(&account, &currency, &amounts[0], &amounts[1]); err != nil {
+		return err
+	}
+	for i, kind := range []string{"charge", "credit"} {
+		units, ok := new(big.Int).SetString(strings.Replace(amounts[i], ".", "", 1), 10)
+		if _, decimals, _ := strings.Cut(amounts[i], "."); !ok || len(decimals) != 12 {
+			return fmt.Errorf("the sum %q has not 12 decimals", amounts[i])
+		}
+		if t := (total{account, currency, kind}); units.Sign() != 0 {
+			if s[t] == nil {
+				s[t] = new(big.Int)
+			}
+			s[t].Add(s[t], units)
+		}
+	}
+	return nil
 }
