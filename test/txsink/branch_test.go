@@ -339,6 +339,13 @@ func TestConnectionsGoBackWithoutTheLanesLock(t *testing.T) {
 			l.book(small(l, fmt.Sprint(p, "-", i), l.next), 2)
 		}
 	}
+	// A burst that fails is rolled back, and leaves its lock on no connection either.
+	l := newLane(t, s, cfg, 4)
+	l.book(small(l, "twice", l.next), 2)
+	var exist *checkpoint.RowsExistError
+	if err := l.prepare(small(l, "twice", l.next), 2); !errors.As(err, &exist) {
+		t.Fatalf("ids that the ledger has: %v", err)
+	}
 	for i := range shared {
 		held := query[int](t, i, cfg, "SELECT COUNT(*) FROM performance_schema.metadata_locks WHERE object_type = 'USER LEVEL LOCK' AND object_name LIKE 'billing:%'")
 		open := query[int](t, i, cfg, "SELECT COUNT(*) FROM information_schema.processlist WHERE db = TRIM('`' FROM '%s')")
