@@ -250,11 +250,11 @@ func TestCancelledBurstIsEndedByTheNextSession(t *testing.T) {
 	if err := s.Shards()[0].EndOlder(t.Context(), l.id); err != nil {
 		t.Fatal(err)
 	}
-	if took := time.Since(began); took > cfg.LockWait/2 {
-		t.Errorf("ending the older session's burst took %s", took)
-	}
 	if err := <-result; err == nil {
 		t.Error("the older session's burst has prepared")
+	}
+	if took := time.Since(began); took > cfg.LockWait/2 { // it would end by itself after LockWait
+		t.Errorf("the older session's burst was not ended: it went on for %s", took)
 	}
 	release()
 	if got, err := s.Shards()[0].Prepared(t.Context(), l.prefix()); err != nil || len(got) != 0 {
