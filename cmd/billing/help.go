@@ -34,7 +34,7 @@ var purposes = []struct {
 	{"Set up", []string{"config check", "migrate"}},
 	{"Run", []string{"run", "healthcheck"}},
 	{"Look", []string{"status", "lookup", "verify", "xa list"}},
-	{"Repair", []string{"xa resolve"}},
+	{"Repair", []string{"xa resolve", "repair"}},
 	{"Try out", []string{"produce"}},
 	{"This program", []string{"version", "help"}},
 }

@@ -80,11 +80,12 @@ type inprocess struct {
 	mu      sync.Mutex
 	counted checkpoint.Counts
 	commits int
+	taken   int // sessions that have taken over
 }
 
-func newInprocess(t *testing.T) *inprocess {
+func newInprocess(t *testing.T, brokers int) *inprocess {
 	t.Helper()
-	broker, err := kfake.NewCluster(kfake.NumBrokers(1), kfake.SeedTopics(1, inprocessTopic))
+	broker, err := kfake.NewCluster(kfake.NumBrokers(brokers), kfake.SeedTopics(1, inprocessTopic))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,7 +127,11 @@ func (p *inprocess) start(dial func(context.Context, string, string) (net.Conn, 
 	job := &checkpoint.Job{
 		Name: inprocessJob, Topic: inprocessTopic, Set: checkpoint.UUID{1}, Fingerprint: "f", Build: "test", FirstStart: true,
 		Kafka: kafka, Shards: p.world.Shards(), Limits: limits,
-		Listener: checkpoint.Listener{Committed: func(_ checkpoint.Lane, _ checkpoint.Decision, c checkpoint.Counts, _ bool) {
+		Listener: checkpoint.Listener{TakenOver: func(checkpoint.At, checkpoint.Decision) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.taken++
+		}, Committed: func(_ checkpoint.Lane, _ checkpoint.Decision, c checkpoint.Counts, _ bool) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.commits++
@@ -230,7 +235,7 @@ func TestAnswersLost(t *testing.T) {
 	for _, seed := range []uint64{1, 2, 3} {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
-			p := newInprocess(t)
+			p := newInprocess(t, 1)
 			var mu sync.Mutex
 			r := rand.New(rand.NewPCG(seed, 0))
 			quiet := false

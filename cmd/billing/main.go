@@ -126,7 +126,7 @@ Words:
   # what a command does and takes
   billing status --help`,
 		Annotations: exits(`0  done and right
-1  a difference was found (verify, lookup)
+1  a difference was found (verify, lookup, repair)
 2  wrong usage or configuration
 3  refused for safety: going on could lose or double money
 4  a server could not be reached or failed`),
@@ -149,6 +149,7 @@ Words:
 		newVerifyCommand(),
 		newLookupCommand(),
 		newXACommand(),
+		newRepairCommand(),
 		newProduceCommand(),
 		newHealthcheckCommand(),
 		newVersionCommand(),

@@ -12,7 +12,7 @@ CREATE USER IF NOT EXISTS 'billing_reader'@'%' IDENTIFIED BY 'change-me';
 GRANT XA_RECOVER_ADMIN ON *.* TO 'billing_reader'@'%';
 GRANT SELECT ON billing.* TO 'billing_reader'@'%';
 
--- The service: billing run, xa resolve, config check --connect. It deletes nothing, changes no ledger and no epoch, and makes
+-- The service: billing run, xa resolve, repair, config check --connect. It deletes nothing, changes no ledger and no epoch, and makes
 -- no tables.
 CREATE USER IF NOT EXISTS 'billing'@'%' IDENTIFIED BY 'change-me';
 GRANT XA_RECOVER_ADMIN ON *.* TO 'billing'@'%';
@@ -20,7 +20,7 @@ GRANT CREATE, SELECT ON billing.billing_schema TO 'billing'@'%';
 GRANT CREATE, SELECT, UPDATE ON billing.billing_meta TO 'billing'@'%';
 GRANT CREATE, SELECT, INSERT, UPDATE ON billing.billing_lane TO 'billing'@'%';
 GRANT CREATE, SELECT, INSERT ON billing.billing_epoch TO 'billing'@'%';
-GRANT CREATE, INSERT ON billing.billing_epoch_sum TO 'billing'@'%';
+GRANT CREATE, SELECT, INSERT ON billing.billing_epoch_sum TO 'billing'@'%';
 GRANT CREATE, SELECT, INSERT, UPDATE ON billing.billing_total TO 'billing'@'%';
 GRANT CREATE, SELECT, INSERT ON billing.billing_ledger TO 'billing'@'%';
 GRANT CREATE, INSERT ON billing.billing_rejects TO 'billing'@'%';

@@ -146,6 +146,17 @@ func (e *Epoch) Reject(r *event.Record, reason event.Reason, detail string) {
 	e.keep(r, KindRejected, reason.String(), detail)
 }
 
+// InFuture rejects a record whose event is ahead of the clock by more than skew.
+func (e *Epoch) InFuture(r *event.Record, skew time.Duration) {
+	e.Reject(r, event.ReasonInFuture, fmt.Sprintf("time is more than %s ahead of the clock", skew))
+}
+
+// TooOld rejects a record whose event is from before the lane's horizon, µs since
+// 1970 UTC.
+func (e *Epoch) TooOld(r *event.Record, horizon int64) {
+	e.Reject(r, event.ReasonTooOld, fmt.Sprintf("time is before %s, the largest event time applied less dedup.lateness", time.UnixMicro(horizon).UTC().Format(time.RFC3339Nano)))
+}
+
 func (e *Epoch) keep(r *event.Record, kind Kind, reason, detail string) {
 	row := RejectRow{
 		Offset: r.Offset, Kind: kind, Reason: reason, Detail: detail,

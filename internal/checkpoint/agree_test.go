@@ -176,6 +176,37 @@ func TestUnequalOnceIsReadAgain(t *testing.T) {
 	})
 }
 
+// TestTornReadIsNoRefusal: an owner is frozen between two of its readings in S2,
+// and a later one takes over and works. What does not fit together then is no
+// fact about the lane.
+func TestTornReadIsNoRefusal(t *testing.T) {
+	for _, done := range []int{0, 1} {
+		for _, call := range []string{"Read input", "Read offset", "Read decision", "Read state", "SELECT lane on s0", "Produce decision"} {
+			if done > 0 && call == "SELECT lane on s0" {
+				continue // only a first start looks at the shards before its takeover
+			}
+			t.Run(fmt.Sprintf("behind %s, %d epochs done", call, done), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					s := newStage(t, threeEpochs.world(t, 1, done), firstShard)
+					s.start("A", threeEpochs.work)
+					for s.next("A").call != call {
+					}
+					s.start("B", threeEpochs.own)
+					if err := s.end("B"); err != nil {
+						t.Fatal(err)
+					}
+					if err := s.end("A"); err == nil || final(err) {
+						t.Errorf("the superseded owner: %v", err)
+					}
+					if err := threeEpochs.finished(t, s.w, 1); err != nil {
+						t.Error(err)
+					}
+				})
+			})
+		}
+	}
+}
+
 // TestOffsetExpired: the group's offset expired while the group was idle. The
 // decision stands, its offset is stored again, and the operator is told.
 func TestOffsetExpired(t *testing.T) {

@@ -141,37 +141,6 @@ func notAhead(t *testing.T, w *checkpointtest.World, shards int) func(string) {
 	}
 }
 
-// TestEveryCallFails fails the i-th external call, not applied and applied with
-// its answer lost, for every i until a run is clean.
-func TestEveryCallFails(t *testing.T) {
-	const end, step = 6, 2
-	for _, shards := range []int{1, 2} {
-		for _, fault := range []checkpointtest.Fault{checkpointtest.Failed, checkpointtest.Lost} {
-			clean := false
-			for i := 1; !clean; i++ {
-				synctest.Test(t, func(t *testing.T) {
-					w := checkpointtest.NewWorld(lane, shards)
-					w.LogEnd = end
-					w.Check(notAhead(t, w, shards))
-					hit := ""
-					w.Plan(func(n int, call string) checkpointtest.Fault {
-						if n == i {
-							hit = call
-							return fault
-						}
-						return checkpointtest.None
-					})
-					if err := owner(t.Context(), newJob(w), end, step); err != nil {
-						t.Fatalf("%d shards, call %d (%s) %s: %v", shards, i, hit, fault, err)
-					}
-					exact(t, w, shards, end)
-					clean = hit == ""
-				})
-			}
-		}
-	}
-}
-
 // TestManyCallsFail fails calls at random, several in one run.
 func TestManyCallsFail(t *testing.T) {
 	const end, step = 20, 3

@@ -194,12 +194,6 @@ func (s *Session) fenceAndRead(ctx context.Context) (Decision, error) {
 		failpoint.Hit(failpoint.Fenced, 0)
 
 		d, err := s.read(ctx)
-		if isUnequal(err) {
-			// The copies are read one after the other. A later owner may have
-			// fenced us since and decided between the two reads: then they are
-			// equal when read again, and the takeover finds out the rest.
-			d, err = s.read(ctx)
-		}
 		if err == nil {
 			return d, nil
 		}
@@ -212,7 +206,11 @@ func (s *Session) fenceAndRead(ctx context.Context) (Decision, error) {
 	}
 }
 
-// read is S2: what Kafka knows of the lane, and the judgement on it.
+// read is S2: what Kafka knows of the lane, and the judgement on it. What is
+// refused is read again first: Kafka is read in parts, one after the other, and
+// then the shards. A later owner may have fenced us since and moved on between
+// them, so that two copies of D look unequal, or D looks beyond the partition's
+// end. Then the second reading fits together, and the takeover finds out the rest.
 func (s *Session) read(ctx context.Context) (Decision, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.job.Limits.Read)
 	defer cancel()
@@ -220,7 +218,19 @@ func (s *Session) read(ctx context.Context) (Decision, error) {
 	if err != nil {
 		return Decision{}, err
 	}
-	return s.agree(ctx, &r)
+	d, err := s.agree(ctx, &r)
+	if AsRefusal(err) == nil {
+		return d, err
+	}
+	again, rerr := s.owner.Read(ctx)
+	if rerr != nil {
+		return Decision{}, fmt.Errorf("look again: %w (before it: %s)", rerr, err.Error())
+	}
+	d, err = s.agree(ctx, &again)
+	if AsRefusal(err) != nil && !again.Same(&r) {
+		return Decision{}, fmt.Errorf("the decision has moved while it was read, twice (the last time: %s)", err.Error())
+	}
+	return d, err
 }
 
 func isUnequal(err error) bool {

@@ -179,7 +179,7 @@ func TestSupersededBranch(t *testing.T) {
 func TestSupersededIsNoRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, job := started(t, 1, 1)
-		a := &frozen{who: "A", at: 6, thaw: make(chan struct{})} // behind its takeover
+		a := &frozen{who: "A", at: 9, thaw: make(chan struct{})} // behind its takeover
 		w.Before(a.before)
 		done := make(chan error, 1)
 		ctx := checkpointtest.As(t.Context(), "A")

@@ -79,7 +79,7 @@ func TestSweepRollsBackLatePrepare(t *testing.T) {
 			if strings.HasPrefix(call, "XA ROLLBACK") && checkpointtest.Who(ctx) == "A" {
 				<-ctx.Done() // A is cut off from here on: it can't clean up
 			}
-			if strings.HasPrefix(call, "XA PREPARE") {
+			if strings.HasPrefix(call, "XA START") {
 				a.before(ctx, call)
 			}
 		})
@@ -98,7 +98,7 @@ func TestSweepRollsBackLatePrepare(t *testing.T) {
 		if len(w.Shard(0).PreparedNow())+len(w.Shard(1).PreparedNow()) != 2 {
 			t.Fatal("nothing was prepared late")
 		}
-		turns(jobB, 2)
+		turns(jobB, 1) // one interval is enough
 		if left := append(w.Shard(0).PreparedNow(), w.Shard(1).PreparedNow()...); len(left) > 0 {
 			t.Errorf("left prepared: %v", left)
 		}

@@ -3,7 +3,6 @@ package checkpoint_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -81,7 +80,7 @@ func TestTakeoverOutcomeUnknown(t *testing.T) {
 
 // TestTakeoverFails: an error before EndTxn aborts, and nothing is decided.
 func TestTakeoverFails(t *testing.T) {
-	for _, call := range []string{"InitProducerID", "Read", "Produce decision", "TxnOffsetCommit"} {
+	for _, call := range []string{"InitProducerID", "Read input", "Read offset", "Read decision", "Read state", "Produce decision", "TxnOffsetCommit"} {
 		for _, fault := range []checkpointtest.Fault{checkpointtest.Failed, checkpointtest.Lost} {
 			synctest.Test(t, func(t *testing.T) {
 				w, job := started(t, 1, 1)
@@ -147,151 +146,5 @@ func (f *frozen) before(ctx context.Context, _ string) {
 	f.mu.Unlock()
 	if stop {
 		<-f.thaw
-	}
-}
-
-// TestTwoOwners freezes owner A before its i-th call; owner B starts and is
-// frozen before its j-th call; A thaws and goes on until its session is over;
-// B thaws and works to the end. For every i and j, on one and two shards, from
-// three states that a dead session may have left. Nothing is lost or doubled,
-// and each epoch is counted once.
-func TestTwoOwners(t *testing.T) {
-	const end, step, past = 6, 2, 400
-	for _, left := range []struct {
-		name  string
-		call  string
-		fault checkpointtest.Fault
-	}{
-		{"nothing", "", checkpointtest.None},
-		{"an undecided epoch", "EndTxn", checkpointtest.Failed},
-		{"a decided epoch", "EndTxn", checkpointtest.Lost},
-	} {
-		for _, shards := range []int{1, 2} {
-			t.Run(fmt.Sprintf("%s on %d", left.name, shards), func(t *testing.T) {
-				runs := 0
-				for i, more := 1, true; more; i++ {
-					for j, moreB := 1, true; moreB; j += shards {
-						runs++
-						synctest.Test(t, func(t *testing.T) {
-							var w *checkpointtest.World
-							if left.call == "" {
-								w, _ = started(t, shards, 1)
-							} else {
-								w, _ = interrupted(t, shards, 1, left.call, left.fault)
-							}
-							w.Check(notAhead(t, w, shards))
-							a := &frozen{who: "A", at: i, thaw: make(chan struct{})}
-							b := &frozen{who: "B", at: j, thaw: make(chan struct{})}
-							w.Before(func(ctx context.Context, call string) {
-								a.before(ctx, call)
-								b.before(ctx, call)
-							})
-							jobA, jobB := newJob(w), newJob(w)
-							countA, countB := new(events).listen(jobA), new(events).listen(jobB)
-							doneA, doneB := make(chan error, 1), make(chan error, 1)
-							ctx := t.Context()
-							go func() { doneA <- session(checkpointtest.As(ctx, "A"), jobA, end, step) }()
-							synctest.Wait() // A is frozen, or has ended
-							go func() { doneB <- owner(checkpointtest.As(ctx, "B"), jobB, end, step) }()
-							synctest.Wait() // B is frozen, or waits to try again, or has ended
-							close(a.thaw)
-							errA := <-doneA
-							close(b.thaw)
-							errB := <-doneB
-
-							where := fmt.Sprintf("A frozen at call %d, B at call %d: ", i, j)
-							var refused *checkpoint.Refusal
-							var broken *checkpoint.InvariantError
-							if errors.As(errA, &refused) || errors.As(errA, &broken) {
-								t.Errorf("%sA ended with %v: a superseded owner has nothing to refuse", where, errA)
-							}
-							if errB != nil {
-								t.Fatalf("%sB: %v", where, errB)
-							}
-							exact(t, w, shards, end)
-							if left.fault != checkpointtest.Lost { // two recoveries of one epoch at once may differ, see claims
-								once(t, where, countA, countB)
-								if n := len(countA.counted()) + len(countB.counted()); n != 2 {
-									t.Errorf("%scounted %v and %v, want both epochs", where, countA.counted(), countB.counted())
-								}
-							}
-							more, moreB = a.n >= i, b.n >= j
-						})
-						if t.Failed() {
-							return
-						}
-						if runs > past*past {
-							t.Fatal("no end in sight")
-						}
-					}
-				}
-			})
-		}
-	}
-}
-
-// once fails when an epoch was counted by two owners, or twice by one.
-func once(t *testing.T, where string, all ...*events) {
-	t.Helper()
-	seen := map[string]bool{}
-	for _, e := range all {
-		for _, c := range e.counted() {
-			seq, _, _ := strings.Cut(c, "/")
-			if seen[seq] {
-				t.Errorf("%sepoch %s is counted twice", where, seq)
-			}
-			seen[seq] = true
-		}
-	}
-}
-
-// TestLateCalls has the i-th call answered with an error and applied before
-// the k-th call after it, for every i and k that make a difference: requests
-// that a network held back, a prepare of a session that is over, a decision
-// that arrives before the next fence or behind it.
-func TestLateCalls(t *testing.T) {
-	const end, step = 4, 2
-	for _, shards := range []int{1, 2} {
-		clean := false
-		for i := 1; !clean; i++ {
-			for k := 1; k <= 40 && !clean; k++ {
-				synctest.Test(t, func(t *testing.T) {
-					w := checkpointtest.NewWorld(lane, shards)
-					w.LogEnd = end
-					w.Check(notAhead(t, w, shards))
-					var mu sync.Mutex
-					hit, after := "", 0
-					w.Plan(func(n int, call string) checkpointtest.Fault {
-						if n != i {
-							return checkpointtest.None
-						}
-						mu.Lock()
-						defer mu.Unlock()
-						hit = call
-						return checkpointtest.Late
-					})
-					w.Before(func(context.Context, string) {
-						mu.Lock()
-						due := false
-						if hit != "" {
-							after++
-							due = after == k
-						}
-						mu.Unlock()
-						if due {
-							w.Land()
-						}
-					})
-					job := newJob(w)
-					e := new(events).listen(job)
-					if err := owner(t.Context(), job, end, step); err != nil {
-						t.Fatalf("%d shards, call %d (%s) late by %d calls: %v", shards, i, hit, k, err)
-					}
-					exact(t, w, shards, end)
-					once(t, fmt.Sprintf("call %d (%s) late by %d: ", i, hit, k), e)
-					clean = hit == ""
-				})
-			}
-		}
 	}
 }

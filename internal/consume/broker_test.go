@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -55,6 +56,55 @@ func TestCompactedDecisions(t *testing.T) {
 	o.Close()
 	b.cluster.Compact()
 	consumetest.MustBe(t, b.member.Client, b.lane, 99, "D99")
+}
+
+// A producer's epochs are used up at the fence, at a decision, or while its
+// transaction is open: the next one is another producer, and no decision is lost,
+// doubled or unknown.
+func TestProducerEpochsRunOut(t *testing.T) {
+	for left := range int16(5) {
+		t.Run(fmt.Sprint(left, " left"), func(t *testing.T) {
+			t.Parallel()
+			b := newBench(t)
+			consumetest.MustDecide(t, consumetest.Fence(t, b.member.Client, b.lane), 1, "D1")
+			cl := b.rig.Raw(t)
+			req := kmsg.NewPtrInitProducerIDRequest()
+			id := b.member.TransactionalID(b.lane)
+			req.TransactionalID, req.TransactionTimeoutMillis = &id, 60_000
+			was := int64(-1)
+			for epoch := int16(0); epoch < math.MaxInt16-1-left; {
+				resp, err := req.RequestWith(t.Context(), cl)
+				if err == nil {
+					err = kerr.ErrorForCode(resp.ErrorCode)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				was, epoch = resp.ProducerID, resp.ProducerEpoch
+			}
+			o := consumetest.Fence(t, b.member.Client, b.lane)
+			consumetest.MustDecide(t, o, 2, "D2", "a")
+			consumetest.MustDecide(t, o, 3, "D3", "b")
+			if err := errors.Join(o.Begin(), o.WriteDecision(t.Context(), "lost"), o.CommitOffset(t.Context(), 9, -1, "lost")); err != nil {
+				t.Fatal(err)
+			}
+			next := consumetest.Fence(t, b.member.Client, b.lane)
+			if err := o.Commit(t.Context()); !errors.Is(err, checkpoint.ErrOutcomeUnknown) {
+				t.Fatalf("the older owner's decision: %v", err)
+			}
+			consumetest.MustDecide(t, next, 4, "D4", "c")
+			consumetest.MustDecide(t, next, 5, "D5", "d")
+			next.Close()
+			consumetest.MustBe(t, b.member.Client, b.lane, 5, "D5")
+			if got := strings.Join(consumetest.State(t, consumetest.Fence(t, b.member.Client, b.lane), 0), ""); got != "abcd" {
+				t.Errorf("the state is %q", got)
+			}
+			resp, err := req.RequestWith(t.Context(), cl)
+			if err != nil || resp.ProducerID == was {
+				t.Errorf("the producer is still %d (%v)", was, err)
+			}
+		})
+	}
 }
 
 // The library goes on by itself where a log was cut: not here.

@@ -203,7 +203,7 @@ func (o *laneLogs) readOffset(ctx context.Context, r *checkpoint.Read) error {
 
 // ReadState is S5's reading. It holds one fetch's answer in memory at a time,
 // beside what fn keeps.
-func (o *Owner) ReadState(ctx context.Context, from int64, passed func(), fn func(offset int64, data []byte) error) error {
+func (o *laneLogs) ReadState(ctx context.Context, from int64, passed func(), fn func(offset int64, data []byte) error) error {
 	start, end, err := o.state.bounds(ctx)
 	if err != nil {
 		return fmt.Errorf("kafka: lane %s: %w", o.lane, err)

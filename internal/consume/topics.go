@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -28,8 +29,13 @@ const maxChunk = 768 << 10
 func (c *Client) ownTopics() []ownTopic {
 	return []ownTopic{
 		{
-			name:   c.DecisionTopic(),
-			create: map[string]*string{"cleanup.policy": kmsg.StringPtr("compact")},
+			name: c.DecisionTopic(),
+			create: map[string]*string{
+				"cleanup.policy": kmsg.StringPtr("compact"),
+				// Only the last decision counts. Those of the last two days are for repairs:
+				// they say where each epoch ended when no shard does any more.
+				"min.compaction.lag.ms": kmsg.StringPtr(strconv.FormatInt((48 * time.Hour).Milliseconds(), 10)),
+			},
 			wrong: func(config map[string]string) string {
 				if config["cleanup.policy"] != "compact" {
 					return fmt.Sprintf("cleanup.policy is %q, want \"compact\": a deleted decision stops its lane", config["cleanup.policy"])
@@ -170,21 +176,36 @@ func leaders(t *kmsg.MetadataResponseTopic) error {
 	return nil
 }
 
-func (c *Client) checkConfig(ctx context.Context, topic ownTopic) error {
-	resources, err := kadm.NewClient(c.fetch.cl).DescribeTopicConfigs(ctx, topic.name)
+func (c *Client) topicConfig(ctx context.Context, name string) (map[string]string, error) {
+	resources, err := kadm.NewClient(c.fetch.cl).DescribeTopicConfigs(ctx, name)
 	var found kadm.ResourceConfig
 	if err == nil {
-		found, err = resources.On(topic.name, nil)
+		found, err = resources.On(name, nil)
 	}
 	if err == nil {
 		err = found.Err
 	}
 	if err != nil {
-		return failed(topic.name, "read the configuration of topic "+topic.name, err)
+		return nil, failed(name, "read the configuration of topic "+name, err)
 	}
 	config := make(map[string]string, len(found.Configs))
 	for _, entry := range found.Configs {
 		config[entry.Key] = entry.MaybeValue()
+	}
+	return config, nil
+}
+
+// Compacted reports whether messages of the input may go although newer ones of
+// their keys stay.
+func (c *Client) Compacted(ctx context.Context) (bool, error) {
+	config, err := c.topicConfig(ctx, c.cfg.Topic)
+	return strings.Contains(config["cleanup.policy"], "compact"), err
+}
+
+func (c *Client) checkConfig(ctx context.Context, topic ownTopic) error {
+	config, err := c.topicConfig(ctx, topic.name)
+	if err != nil {
+		return err
 	}
 	if wrong := topic.wrong(config); wrong != "" {
 		return refuse(checkpoint.ReasonTopicConfig, topic.name, "set it with kafka-configs.sh", "%s", wrong)

@@ -172,6 +172,29 @@ func (s *State) Restored(forgottenBefore int64) (count, checksum uint64) {
 	return count, checksum
 }
 
+// AppliedIn counts the entries whose ids were first applied at offsets in [from, to).
+// It looks at all entries.
+func (s *State) AppliedIn(from, to int64) (n int64) {
+	s.index.each(func(e *slot) {
+		if o := e.offset(); e.bucket() > s.dead && from <= o && o < to {
+			n++
+		}
+	})
+	return n
+}
+
+// NewestBefore is a time, µs since 1970 UTC, that no event is later than by more than
+// BucketWidth of those whose ids were first applied before the offset; 0 where
+// there are none. It looks at all entries.
+func (s *State) NewestBefore(offset int64) (begin int64) {
+	s.index.each(func(e *slot) {
+		if e.bucket() > s.dead && e.offset() < offset {
+			begin = max(begin, int64(e.bucket()-1)*BucketWidth)
+		}
+	})
+	return begin
+}
+
 // Added is how many ids the running epoch has added.
 func (s *State) Added() int { return s.running.n }
 

@@ -59,11 +59,11 @@ func (w *work) take(r *event.Record, d *decoded, latest int64) error {
 	// Time before dedup: an id may be forgotten exactly when its event can no
 	// longer be accepted.
 	if e.Time > latest {
-		w.epoch.Reject(r, event.ReasonInFuture, fmt.Sprintf("time is more than %s ahead of the clock", w.cfg.Skew))
+		w.epoch.InFuture(r, w.cfg.Skew)
 		return nil
 	}
 	if e.Time < w.forgottenBefore {
-		w.epoch.Reject(r, event.ReasonTooOld, fmt.Sprintf("time is before %s, the largest event time applied less dedup.lateness", micros(w.forgottenBefore)))
+		w.epoch.TooOld(r, w.forgottenBefore)
 		return nil
 	}
 

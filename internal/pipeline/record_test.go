@@ -264,3 +264,5 @@ func TestOffsetsOnlyGrow(t *testing.T) {
 		t.Errorf("offset 8 again: %v", err)
 	}
 }
+
+func micros(us int64) string { return time.UnixMicro(us).UTC().Format(time.RFC3339Nano) }

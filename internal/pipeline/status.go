@@ -171,6 +171,3 @@ func (s *Status) moved(d *checkpoint.Decision) {
 	s.found(d)
 	s.Moved, s.Failures, s.LastError = time.Now(), 0, ""
 }
-
-// micros formats µs since 1970 for people.
-func micros(us int64) string { return time.UnixMicro(us).UTC().Format(time.RFC3339Nano) }

@@ -39,7 +39,7 @@ const (
 // Prepare is phase 1 on this shard (C3), in one burst on one connection. See
 // checkpoint.Shard for what its errors mean.
 func (s *shard) Prepare(ctx context.Context, b *checkpoint.Branch) error {
-	part, err := s.part(b)
+	part, err := s.part(b, s.cfg.LedgerEnabled)
 	if err != nil {
 		return notBegun(err)
 	}
@@ -102,7 +102,7 @@ func (s *shard) bug(format string, args ...any) error {
 }
 
 // part is this shard's share of the epoch, after what would be our own bug.
-func (s *shard) part(b *checkpoint.Branch) (*aggregate.Part, error) {
+func (s *shard) part(b *checkpoint.Branch, ledgerOn bool) (*aggregate.Part, error) {
 	epoch, ok := b.Contents.(*aggregate.Epoch)
 	if !ok {
 		return nil, s.bug("epoch %d of %s: its contents are %T", b.Seq, b.Lane, b.Contents)
@@ -122,26 +122,19 @@ func (s *shard) part(b *checkpoint.Branch) (*aggregate.Part, error) {
 		sums += sum.Entries
 	}
 	ledger := part.Applied
-	if !s.cfg.LedgerEnabled {
+	if !ledgerOn {
 		ledger = 0
 	}
 	if totals != part.Applied || sums != part.Applied || int64(part.Ledger.Len()) != ledger {
 		return nil, s.bug("epoch %d of %s: %d entries are applied on shard %d, but the totals have %d, the sums %d, the ledger %d (enabled: %t)",
-			b.Seq, b.Lane, part.Applied, s.number, totals, sums, part.Ledger.Len(), s.cfg.LedgerEnabled)
+			b.Seq, b.Lane, part.Applied, s.number, totals, sums, part.Ledger.Len(), ledgerOn)
 	}
 	return part, nil
 }
 
 // burst writes the branch, from the lane's lock to XA PREPARE.
 func (s *shard) burst(ctx context.Context, c *conn, b *checkpoint.Branch, part *aggregate.Part, lock string) (at progress, err error) {
-	exec := func(ctx context.Context, sql string) (int64, error) {
-		begun := time.Now()
-		result, err := c.ExecContext(ctx, sql)
-		if err != nil {
-			return 0, s.late(begun, err)
-		}
-		return result.RowsAffected()
-	}
+	exec := s.exec(c)
 	// Whoever takes the lane over finds this connection by the lock: an
 	// unprepared branch is in no list.
 	var got *int64
@@ -155,7 +148,8 @@ func (s *shard) burst(ctx context.Context, c *conn, b *checkpoint.Branch, part *
 
 	w := writers.Get().(*writer) //nolint:errcheck // the pool holds nothing else
 	defer w.free()
-	w.exec, w.branch, w.preparedAt = exec, b, time.Now().UnixMicro()
+	now := time.Now().UnixMicro()
+	w.exec, w.branch, w.preparedAt, w.changedAt = exec, b, now, now
 	if err := chain(w.hash, b); err != nil {
 		return untouched, err
 	}
@@ -170,7 +164,7 @@ func (s *shard) burst(ctx context.Context, c *conn, b *checkpoint.Branch, part *
 	}
 	// From here the branch is this connection's: while it lives, XA ROLLBACK
 	// undoes everything.
-	if err := s.write(ctx, c, w, part); err != nil {
+	if err := s.write(ctx, c, w, part, s.cfg.LedgerEnabled); err != nil {
 		return open, err
 	}
 	if _, err := exec(ctx, "XA END "+name); err != nil {
@@ -186,6 +180,18 @@ func (s *shard) burst(ctx context.Context, c *conn, b *checkpoint.Branch, part *
 	return open, nil
 }
 
+// exec runs the statements of a writer on one connection.
+func (s *shard) exec(c *conn) func(ctx context.Context, sql string) (affected int64, err error) {
+	return func(ctx context.Context, sql string) (int64, error) {
+		begun := time.Now()
+		result, err := c.ExecContext(ctx, sql)
+		if err != nil {
+			return 0, s.late(begun, err)
+		}
+		return result.RowsAffected()
+	}
+}
+
 // late says of an answer that is missing that its time was up. The driver only
 // says that the connection is gone, and an epoch that is too much for a slow
 // shard would be tried again and again as it is.
@@ -199,7 +205,7 @@ func (s *shard) late(begun time.Time, err error) error {
 
 // write is everything between XA START and XA END. The lane's row comes first:
 // its lock is held to the end of phase 2 and allows one undecided epoch.
-func (s *shard) write(ctx context.Context, c *conn, w *writer, part *aggregate.Part) error {
+func (s *shard) write(ctx context.Context, c *conn, w *writer, part *aggregate.Part, ledgerOn bool) error {
 	if err := w.compareAndSet(ctx, c); err != nil {
 		return err
 	}
@@ -215,7 +221,7 @@ func (s *shard) write(ctx context.Context, c *conn, w *writer, part *aggregate.P
 	if err := w.sums(ctx, part.Sums); err != nil {
 		return err
 	}
-	return w.epoch(ctx, part, s.cfg.LedgerEnabled)
+	return w.epoch(ctx, part, ledgerOn)
 }
 
 // compareAndSet moves the lane's row from the epoch before to this one, or
@@ -231,7 +237,7 @@ func (w *writer) compareAndSet(ctx context.Context, c *conn) error {
 		w.int(b.Incarnation)
 		w.int(b.Seq)
 		w.int(b.OffsetNext)
-		w.micros(w.preparedAt)
+		w.micros(w.changedAt)
 		w.endUnhashed()
 	} else {
 		w.start("UPDATE billing_lane SET incarnation = ")
@@ -241,7 +247,7 @@ func (w *writer) compareAndSet(ctx context.Context, c *conn) error {
 		w.sql = append(w.sql, ", offset_next = "...)
 		w.sql = strconv.AppendInt(w.sql, b.OffsetNext, 10)
 		w.sql = append(w.sql, ", updated_at = "...)
-		w.micros(w.preparedAt)
+		w.micros(w.changedAt)
 		w.sql = append(w.sql[:len(w.sql)-1], laneWhere(b.Lane)...)
 		w.sql = append(w.sql, " AND seq = "...)
 		w.sql = strconv.AppendInt(w.sql, b.Seq-1, 10)

@@ -45,6 +45,9 @@ func (s *Sink) Check(ctx context.Context) error {
 		return errors.Join(problems...)
 	}
 	for i, sh := range s.shards {
+		if s.cfg.LooksOnly {
+			break
+		}
 		if err := sh.recordServer(ctx, metas[i], found[i].facts.Server); err != nil {
 			return err
 		}
@@ -177,8 +180,13 @@ func (s *shard) checkTables(ctx context.Context, c *sql.Conn, v server, count in
 		s.formats.warn(s.cfg.Logger, s.name, xids)
 	}
 	needed := &serviceRole
-	if s.cfg.LooksOnly {
+	switch {
+	case s.cfg.LooksOnly && s.cfg.Repairs:
+		needed = &lostRole
+	case s.cfg.LooksOnly:
 		needed = &lookRole
+	case s.cfg.Repairs:
+		needed = &repairRole
 	}
 	r, err := missingRights(ctx, c, needed)
 	if err != nil {

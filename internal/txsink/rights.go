@@ -45,7 +45,19 @@ var (
 
 	// lookRole is the part of the reader's and of the service's that a look needs.
 	lookRole = role{tables: selectOn("billing_schema", "billing_meta", "billing_lane", "billing_epoch")}
+
+	// Who repairs compares with what other shards show: lostRole before, repairRole
+	// while it writes.
+	lostRole   = role{tables: selectOn("billing_schema", "billing_meta", "billing_lane", "billing_epoch", "billing_epoch_sum")}
+	repairRole = role{tables: with(serviceRole.tables, "billing_epoch_sum", "SELECT")}
 )
+
+// with is the rights with one more.
+func with(tables map[string][]string, table, right string) map[string][]string {
+	more := maps.Clone(tables)
+	more[table] = append(slices.Clone(more[table]), right)
+	return more
+}
 
 func selectOn(tables ...string) map[string][]string {
 	rights := make(map[string][]string)

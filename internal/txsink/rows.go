@@ -32,7 +32,8 @@ type writer struct {
 
 	exec       func(ctx context.Context, sql string) (affected int64, err error)
 	branch     *checkpoint.Branch
-	preparedAt int64 // µs since 1970 UTC
+	preparedAt int64 // of the epoch, µs since 1970 UTC
+	changedAt  int64 // likewise, when rows that are there already are changed
 
 	laneOf           checkpoint.Lane // whose topic and partition are in laneSQL and laneEnc
 	laneSQL, laneEnc []byte          // nil before the first row
@@ -211,7 +212,7 @@ func (w *writer) totals(ctx context.Context, totals *aggregate.Totals, ledger *a
 		w.sum(k.total.Credit)
 		w.sum(k.total.Quantity)
 		w.int(k.total.Entries)
-		w.micros(w.preparedAt)
+		w.micros(w.changedAt)
 		w.endUnhashed()
 		if err := w.fit(ctx, t, i, mark); err != nil {
 			return err

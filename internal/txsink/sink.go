@@ -9,6 +9,7 @@
 //   - refused.go: rows that MySQL refuses: which record, and what is there already
 //   - leftovers.go: what older sessions left: connections, prepared branches
 //   - look.go: a shard as it is, for who only looks
+//   - rebook.go: decided epochs that a shard has lost
 //   - check.go, fit.go, tables.go, rights.go: what a shard must be before money is put there
 //   - away.go: what to do about a shard that can't be reached or says no
 //   - migrate.go: how the tables come to be
@@ -45,8 +46,12 @@ type Config struct {
 	JobUnknown bool
 
 	// LooksOnly says that nothing is written: Check then asks for the rights of
-	// looking only.
+	// looking only, and records no server.
 	LooksOnly bool
+
+	// Repairs says that lost epochs are looked for (Epochs), and written (Rebook) if
+	// not LooksOnly: Check then asks for the rights of that.
+	Repairs bool
 
 	// LedgerEnabled writes billing_ledger. It is noted with every epoch.
 	LedgerEnabled bool

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"syscall"
 	"testing"
 	"time"
 
@@ -46,6 +47,7 @@ var crashes = []crash{
 	}},
 	{"all prepared, EndTxn not sent (no transaction)", "all-prepared:1", []int{1, 2}, undecided("")},
 	{"all prepared, EndTxn not sent (open transaction)", "before-end-txn:1", []int{1, 2}, undecided("Ongoing")},
+	{"dedup state written, the decision not", "chunks-written:1", []int{2}, undecided("Ongoing")},
 	{"EndTxn sent, answer lost", "end-txn-sent:2", []int{1, 2}, func(t *testing.T, w *world, n int64) {
 		all(t, "epochs", w.epochs(0), n)
 		all(t, "prepared", w.prepared(), 1)
@@ -134,8 +136,18 @@ func TestCrash(t *testing.T) {
 				w.run(c.failpoint).mustDieAtFailpoint()
 				c.check(t, w, n)
 
-				// The next one, and more duplicates behind it.
-				again := w.run("")
+				// The next one ends what was left before it decides anything new.
+				again := w.run("settled:1:hold")
+				again.mustHoldAtFailpoint()
+				d := w.decided(0)
+				if d.Seq != n && d.Seq != n+1 {
+					t.Errorf("D is of epoch %d, want %d or %d", d.Seq, n, n+1)
+				}
+				all(t, "epochs, settled", w.epochs(0), d.Seq)
+				all(t, "prepared, settled", w.prepared(), 0)
+
+				// More duplicates behind it.
+				again.signal(syscall.SIGUSR1)
 				more := w.charge(0, 100)
 				w.again(0, more[:50])
 				w.again(0, old[100:])

@@ -263,6 +263,41 @@ func TestDecisionTopicLost(t *testing.T) {
 	w.exact()
 }
 
+// TestKafkaForgetsTheLane: the group and both topics of the job are deleted, while
+// the shards know the lane. It would bill everything again from offset 0: it does not
+// start, though a first start is allowed.
+func TestKafkaForgetsTheLane(t *testing.T) {
+	t.Parallel()
+	w := ran(t)
+	booked, config := w.booked(0), w.configuration()
+	admin := kadm.NewClient(w.admin)
+	servers.Eventually(t, time.Minute, func() error {
+		_, err := admin.DeleteGroup(t.Context(), w.job)
+		return err
+	})
+	if answers, err := admin.DeleteTopics(t.Context(), w.job+".decision", w.job+".state"); err != nil || answers.Error() != nil {
+		t.Fatal(err, answers.Error())
+	}
+	w.edit("first_start: true", "first_start: false")
+	w.mustRefuse(t, "topic-missing", w.job+".decision", w.job+".state")
+	w.configure(config)
+
+	s := w.run("")
+	servers.Eventually(t, 2*time.Minute, func() error {
+		return errors.Join(contains(s.output(), "refused (lane-known) "+w.topic+"/0"), contains(s.output(), "starting again would bill every message twice"))
+	})
+	w.charge(0, 10) // nobody is there to bill it
+	s.waitSays("/readyz", 503)
+	s.waitSays("/metrics", 200, `billing_lane_stopped{partition="0",reason="lane-known"} 1`)
+	if now := w.booked(0); now != booked {
+		t.Errorf("the shards had\n%s\nand have\n%s", booked, now)
+	}
+	if next, text := w.offset(0); next >= 0 || text != "" {
+		t.Errorf("the group has offset %d with %q", next, text)
+	}
+	s.stop()
+}
+
 // TestKafkaLost: Kafka is gone for good while branches are prepared. An epoch that
 // some shard has was decided, any other one counts as not booked; when its branches
 // are ended so, verify finds nothing wrong.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -122,6 +123,32 @@ func TestIdleConnectionDropped(t *testing.T) {
 			t.Errorf("partition %d: incarnation %d, then %d", p, was[p].Incarnation, d.Incarnation)
 		}
 	}
+	s.stop()
+	w.exact()
+}
+
+// TestConnectionsTimedOut: the service was frozen, idle, for longer than wait_timeout,
+// and every server has closed every connection. The next epoch is not lost and not
+// doubled.
+func TestConnectionsTimedOut(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2)
+	s := w.run("")
+	ids := w.charge(0, 100)
+	w.waitAccounted()
+	s.signal(syscall.SIGSTOP)
+	servers.Eventually(t, 2*time.Minute, func() error {
+		for i, m := range w.servers {
+			if left := column(t, m.Root(), "SELECT processlist_id FROM performance_schema.session_connect_attrs WHERE attr_name = 'job' AND attr_value = ?", w.job); len(left) > 0 {
+				return fmt.Errorf("shard %d still has the connections %v", i, left)
+			}
+		}
+		return nil
+	})
+	s.signal(syscall.SIGCONT)
+	w.again(0, ids)
+	w.charge(0, 50)
+	w.waitAccounted() // unaided: no restart of the service
 	s.stop()
 	w.exact()
 }

@@ -271,16 +271,21 @@ func TestEndTxnAnswers(t *testing.T) {
 			s := w.run("")
 			ids := w.charge(0, 100)
 			w.waitAccounted()
+			aborts := w.kafkaProxy.Add(proxy.KafkaRule{Match: proxy.EndTxn(false, w.job), Do: proxy.Watch{}})
 			for _, c := range group.rows {
-				n := w.epochs(0)[0]
+				before := w.lastDecision()
+				n := before.Seq
 				fence := w.fault(proxy.Containing(w.job, kmsg.InitProducerID), 0, proxy.HoldRequest{})
 				end := w.fault(proxy.EndTxn(true, w.job), 0, c.do)
 				w.charge(0, 50)
 				w.again(0, ids[:10])
 				end.Await(t, 1)
-				began := time.Now()
+				began, aborted := time.Now(), aborts.Hits()
 				fence.Await(t, 1)
 				t.Logf("%s: unknown after %s", c.name, time.Since(began).Round(100*time.Millisecond))
+				if n := aborts.Hits() - aborted; n != 0 {
+					t.Errorf("%s: %d aborts were sent behind the decision", c.name, n)
+				}
 				if c.decided {
 					decidedEventually(t, w, n+1)
 				} else if d := w.decided(0); d.Seq != n {
@@ -292,6 +297,7 @@ func TestEndTxnAnswers(t *testing.T) {
 				end.over.Store(true)
 				fence.Remove()
 				w.waitAccounted()
+				w.became(c.name, before, c.decided)
 				end.Remove() // what is late comes now
 				w.charge(0, 10)
 				w.again(0, ids[10:20])

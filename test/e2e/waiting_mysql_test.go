@@ -1,11 +1,17 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+	"github.com/twmb/franz-go/pkg/kgo"
+
 	"billing/test/proxy"
+	"billing/test/servers"
 )
 
 // waited is one statement by which the protocol waits for MySQL.
@@ -224,4 +230,59 @@ func TestMySQLRefuses(t *testing.T) {
 
 func on(statement string, trigger trigger, then then) waited {
 	return waited{name: statement, match: proxy.Statement(statement), trigger: trigger, then: then}
+}
+
+// TestValueThatMySQLRefuses: a shard takes a value not that the service took. The
+// epoch is not booked, on no shard, the offset stays, the error names the record, and
+// the lane goes on when the shard takes it.
+func TestValueThatMySQLRefuses(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ name, refuse, take, says string }{
+		{"too long", "ALTER TABLE billing_ledger MODIFY event_id VARBINARY(36) NOT NULL", "ALTER TABLE billing_ledger MODIFY event_id VARBINARY(255) NOT NULL", "1406"},
+		{"against a check", "ALTER TABLE billing_ledger ADD CONSTRAINT short CHECK (LENGTH(event_id) <= 36)", "ALTER TABLE billing_ledger DROP CHECK short", "3819"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, 2)
+			s := w.run("")
+			w.charge(0, 100)
+			w.waitAccounted()
+			for i := range w.shards {
+				w.exec(i, c.refuse)
+			}
+			before, booked, mark := w.latest(), w.booked(0), len(s.output())
+
+			id := uuid.NewString() + "-longer"
+			account, amount := chargeOf(id)
+			bad := &kgo.Record{Value: message(id, account, amount), Headers: structured}
+			good, ids := w.charges(w.topic, 40)
+			w.produce(append(good, bad)...)
+			for _, id := range append(ids, id) {
+				w.expect(chargeOf(id))
+			}
+			named := fmt.Sprintf("topic %s, partition 0", w.topic)
+			for again := range 2 { // it tries again, and says the same
+				servers.Eventually(t, 2*time.Minute, func() error {
+					said := s.output()[mark:]
+					if n := strings.Count(said, c.says); n < again+1 {
+						return fmt.Errorf("%s was said %d times: %s", c.says, n, tail(said, 3))
+					}
+					return errors.Join(contains(said, named), contains(said, fmt.Sprintf("offset %d", bad.Offset)))
+				})
+			}
+			if d := w.latest(); d.Seq != before.Seq || d.Next != before.Next {
+				t.Errorf("D was %+v, is %+v", before, d)
+			}
+			if now := w.booked(0); now != booked {
+				t.Errorf("the shards had\n%s\nand have\n%s", booked, now)
+			}
+			s.waitSays("/readyz", 503)
+			for i := range w.shards {
+				w.exec(i, c.take)
+			}
+			w.waitAccounted() // unaided: no restart of the service
+			s.stop()
+			w.exact()
+		})
+	}
 }

@@ -10,6 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"billing/test/proxy"
 	"billing/test/servers"
 )
 
@@ -38,6 +42,7 @@ type zombie struct {
 	transaction string   // the broker's state of the lane's transaction, "" for any
 
 	long bool // frozen until MySQL has ended its connections, which is longer than every other time-out
+	asks bool // EndTxn is the next thing that it does: it is sent, whatever the group says
 }
 
 var zombies = []zombie{
@@ -56,7 +61,7 @@ var zombies = []zombie{
 	{name: "some prepared", failpoint: "some-prepared:3", prepared: [2]int{1, 0}, incarnation: 1},
 	{name: "all prepared", failpoint: "all-prepared:3", prepared: [2]int{1, 1}, incarnation: 1, long: true},
 	{name: "chunks written", failpoint: "chunks-written:3", prepared: [2]int{1, 1}, incarnation: 1, transaction: "Ongoing"},
-	{name: "before EndTxn", failpoint: "before-end-txn:3", prepared: [2]int{1, 1}, incarnation: 1, transaction: "Ongoing"},
+	{name: "before EndTxn", failpoint: "before-end-txn:3", prepared: [2]int{1, 1}, incarnation: 1, transaction: "Ongoing", long: true, asks: true},
 	{name: "EndTxn sent", failpoint: "end-txn-sent:4", // the takeover's is the first
 		prepared: [2]int{1, 1}, decided: -1, incarnation: 1},
 	{name: "decided", failpoint: "decided:3", prepared: [2]int{1, 1}, decided: 1, incarnation: 1},
@@ -76,7 +81,11 @@ func TestZombie(t *testing.T) {
 		z := &zombies[i]
 		t.Run(z.name, func(t *testing.T) {
 			t.Parallel()
-			w := newWorld(t, 2)
+			var opts []option
+			if z.asks {
+				opts = append(opts, throughProxies())
+			}
+			w := newWorld(t, 2, opts...)
 			a, old, n := w.freeze(z)
 			z.check(t, w, n)
 
@@ -92,8 +101,17 @@ func TestZombie(t *testing.T) {
 
 			// The thaw, while the owner has nothing to do: nothing may change.
 			before, d := w.tables(), w.lastDecision()
+			var told func() error
+			if z.asks {
+				told = w.toldOfEndTxn()
+			}
 			thawed := time.Now()
 			a.signal(syscall.SIGCONT)
+			if z.asks {
+				if err := told(); !errors.Is(err, kerr.ProducerFenced) && !errors.Is(err, kerr.InvalidProducerEpoch) {
+					t.Errorf("the broker has answered the zombie's decision with %v", err)
+				}
+			}
 			a.mustSay(saysLost)
 			lost := time.Since(thawed)
 			w.waitMembers(2)
@@ -127,6 +145,25 @@ func TestZombie(t *testing.T) {
 			a.stop()
 			w.exact()
 		})
+	}
+}
+
+// toldOfEndTxn waits for a decision that is sent from now on, and gives the
+// broker's own answer to it.
+func (w *world) toldOfEndTxn() func() error {
+	code := make(chan int16, 1) // of the first answer
+	heard := w.kafkaProxy.Add(proxy.KafkaRule{Match: proxy.EndTxn(true, w.job), Times: 1, Do: proxy.Patch(func(r *proxy.Request, answer []byte) []byte {
+		resp := kmsg.NewPtrEndTxnResponse()
+		resp.SetVersion(r.Version)
+		if err := resp.ReadFrom(answer); err != nil {
+			return nil
+		}
+		code <- resp.ErrorCode
+		return answer
+	})})
+	return func() error {
+		heard.Await(w.t, 1)
+		return kerr.ErrorForCode(<-code)
 	}
 }
 

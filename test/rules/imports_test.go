@@ -26,6 +26,7 @@ var mayImport = map[string][]string{
 	"internal/consume/consumetest":       {"internal/checkpoint", "internal/event", "internal/consume"},
 	"internal/txsink":                    {"internal/checkpoint", "internal/aggregate", "internal/event", "internal/money", "internal/failpoint", "migrations"},
 	"internal/pipeline":                  {"internal/aggregate", "internal/checkpoint", "internal/dedup", "internal/event", "internal/failpoint"},
+	"internal/repair":                    {"internal/aggregate", "internal/checkpoint", "internal/dedup", "internal/event", "internal/money"},
 	"internal/audit":                     {"internal/aggregate", "internal/checkpoint", "internal/event", "internal/loadgen", "internal/money", "migrations"},
 	"internal/loadgen":                   {"internal/money"},
 	"migrations":                         {},

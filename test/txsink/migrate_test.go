@@ -186,6 +186,43 @@ func TestMigrateIfNeeded(t *testing.T) {
 	}
 }
 
+// calling is told of progress, and does something at the first of it.
+type calling struct{ once func() }
+
+func (c *calling) Write(p []byte) (int, error) {
+	if c.once != nil {
+		once := c.once
+		c.once = nil
+		once()
+	}
+	return len(p), nil
+}
+
+// A branch is prepared when migrate has looked for them already: neither waits for the other's locks.
+func TestMigrateMeetsABranchThatIsPreparedMeanwhile(t *testing.T) {
+	s, cfg := fresh(t)
+	l := newLane(t, s, cfg, 0)
+	exec(t, 1, cfg, "DELETE FROM %s.billing_schema WHERE version > 0")
+	prepared := false
+	began := time.Now()
+	if err := txsink.Migrate(t.Context(), asMigrate(cfg), &calling{func() { // the first shard is done
+		if err := l.prepare(small(l, "a", 0), 2); err != nil {
+			t.Error(err)
+		}
+		prepared = true
+	}}); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(began); !prepared || took > 30*time.Second {
+		t.Errorf("prepared: %t; migrate took %s", prepared, took)
+	}
+	l.commit(2)
+	if n := query[int](t, 1, cfg, "SELECT COUNT(*) FROM %s.billing_ledger"); n != 1 {
+		t.Errorf("%d rows in the ledger, want 1", n)
+	}
+	migrate(t, cfg)
+}
+
 // fresh2 is another job on the same servers.
 func fresh2(t *testing.T, like txsink.Config) (*txsink.Sink, txsink.Config) {
 	t.Helper()

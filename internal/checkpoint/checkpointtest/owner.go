@@ -62,21 +62,44 @@ func (o *Owner) request(ctx context.Context, call string, apply func(t *transact
 // Read implements checkpoint.Owner.
 func (o *Owner) Read(ctx context.Context) (checkpoint.Read, error) { return o.world.Look(ctx) }
 
-// Look reads the lane stably under no fence.
+// Look reads the lane stably under no fence: in four calls, between which an
+// owner may move.
 func (w *World) Look(ctx context.Context) (r checkpoint.Read, err error) {
-	err = w.do(ctx, "Read", func() error {
-		if w.open != nil && w.open.offset >= 0 {
-			return errors.New("unstable offset: another owner's transaction is open")
+	for _, part := range []struct {
+		of   string
+		read func() error
+	}{
+		{"input", func() error {
+			r.TopicID, r.Partitions, r.LogStart, r.LogEnd = w.TopicID, w.Partitions, w.LogStart, w.LogEnd
+			return nil
+		}},
+		{"offset", func() error {
+			if w.open != nil && w.open.offset >= 0 {
+				return errUnstable
+			}
+			r.HasOffset, r.Offset, r.Metadata = w.hasOffset, w.offset, w.metadata
+			return nil
+		}},
+		{"decision", func() error {
+			if w.open != nil && w.open.decision != "" {
+				return errUnstable
+			}
+			r.Record = w.decision
+			return nil
+		}},
+		{"state", func() error {
+			r.StateStart, r.StateEnd = w.stateStart, w.stateEnd
+			return nil
+		}},
+	} {
+		if err := w.do(ctx, "Read "+part.of, part.read); err != nil {
+			return r, err
 		}
-		r = checkpoint.Read{
-			HasOffset: w.hasOffset, Offset: w.offset, Metadata: w.metadata, Record: w.decision,
-			TopicID: w.TopicID, Partitions: w.Partitions, LogStart: w.LogStart, LogEnd: w.LogEnd,
-			StateStart: w.stateStart, StateEnd: w.stateEnd,
-		}
-		return nil
-	})
-	return r, err
+	}
+	return r, nil
 }
+
+var errUnstable = errors.New("another owner's transaction is open")
 
 // ReadState implements checkpoint.Owner.
 func (o *Owner) ReadState(ctx context.Context, from int64, passed func(), fn func(int64, []byte) error) error {
@@ -164,9 +187,12 @@ func (o *Owner) Commit(ctx context.Context) error {
 		if err != nil {
 			panic(err)
 		}
-		w.decided(d, t)
+		w.mayDecide(d, t)
+		if d.Seq > int64(len(w.epochs)) {
+			w.epochs = append(w.epochs, decided{d.GTRID, d.Next})
+		}
 		w.hasOffset, w.offset, w.metadata = true, t.offset, t.metadata
-		w.decision = t.decision
+		w.decision, w.text = t.decision, t.decision
 		w.chunks = append(w.chunks, t.chunks...)
 		w.Decisions = append(w.Decisions, d)
 		return nil

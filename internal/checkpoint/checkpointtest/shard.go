@@ -2,6 +2,7 @@ package checkpointtest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sort"
 	"strings"
@@ -17,7 +18,8 @@ type Shard struct {
 	lane     *checkpoint.LaneRow
 	epochs   map[int64]epoch
 	prepared map[checkpoint.GTRID]*checkpoint.Branch
-	used     map[checkpoint.GTRID]bool // every name that was ever prepared
+	burst    *checkpoint.Branch        // a connection writes it: in no list, and it has the lock of the lane's row
+	used     map[checkpoint.GTRID]bool // every name that the shard was told to prepare
 	hidden   *checkpoint.Branch        // a commit that is executing: neither listed nor a row
 
 	// Applied collects the Contents of every committed branch, in order.
@@ -48,7 +50,10 @@ func (s *Shard) call(name string) string { return name + " on " + s.Name() }
 
 // EndOlder implements checkpoint.Shard.
 func (s *Shard) EndOlder(ctx context.Context, _ checkpoint.Lane) error {
-	return s.world.do(ctx, s.call("IS_USED_LOCK"), func() error { return nil })
+	return s.world.do(ctx, s.call("IS_USED_LOCK"), func() error {
+		s.burst = nil // whoever writes there: the lock does not say whose it is
+		return nil
+	})
 }
 
 // Prepared implements checkpoint.Shard.
@@ -87,10 +92,17 @@ func (s *Shard) EpochRow(ctx context.Context, _ checkpoint.Lane, seq int64) (row
 	return row, ok && err == nil, err
 }
 
-// Prepare implements checkpoint.Shard.
+// Prepare implements checkpoint.Shard: a burst in two calls. Between them the
+// branch is in no list, and has the lane's row. A call that fails leaves the
+// burst where it is, as a connection does of which one side knows nothing any
+// more, until EndOlder; one whose time is up closes its connection.
 func (s *Shard) Prepare(ctx context.Context, b *checkpoint.Branch) error {
-	return s.world.do(ctx, s.call("XA PREPARE"), func() error {
-		if len(s.prepared) > 0 || s.hidden != nil {
+	w, c := s.world, *b
+	w.mu.Lock()
+	w.mayPrepare(s, b)
+	w.mu.Unlock()
+	err := w.do(ctx, s.call("XA START"), func() error {
+		if len(s.prepared) > 0 || s.hidden != nil || s.burst != nil {
 			return fmt.Errorf("lock wait timeout: %w", checkpoint.ErrRolledBack)
 		}
 		seq, incarnation := int64(0), int64(0)
@@ -105,11 +117,26 @@ func (s *Shard) Prepare(ctx context.Context, b *checkpoint.Branch) error {
 				return &checkpoint.RowsExistError{Shard: s.Name(), Entries: rows}
 			}
 		}
-		s.world.mayPrepare(s, b)
-		c := *b
-		s.prepared[b.GTRID] = &c
+		s.burst = &c
 		return nil
 	})
+	if err == nil {
+		err = w.do(ctx, s.call("XA PREPARE"), func() error {
+			if s.burst != &c {
+				return errors.New("the connection was ended")
+			}
+			s.burst, s.prepared[b.GTRID] = nil, &c
+			return nil
+		})
+	}
+	if err != nil && ctx.Err() != nil {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if s.burst == &c {
+			s.burst = nil
+		}
+	}
+	return err
 }
 
 // Commit implements checkpoint.Shard.
@@ -122,7 +149,7 @@ func (s *Shard) Commit(ctx context.Context, g checkpoint.GTRID) error {
 		s.world.mayCommit(s, g)
 		delete(s.prepared, g)
 		if s.SwallowCommit {
-			s.SwallowCommit = false
+			s.SwallowCommit, s.world.byHand = false, true
 			return nil
 		}
 		s.apply(b)
@@ -164,11 +191,13 @@ func (s *Shard) Rollback(ctx context.Context, g checkpoint.GTRID) error {
 func (s *Shard) Put(b *checkpoint.Branch) {
 	s.world.mu.Lock()
 	defer s.world.mu.Unlock()
+	s.world.byHand = true
 	s.prepared[b.GTRID] = b
 }
 
 // LoseEpoch undoes the last epoch, as a restored backup does.
 func (s *Shard) LoseEpoch() {
+	s.world.byHand = true
 	last := s.lane.Seq
 	delete(s.epochs, last)
 	s.Applied = s.Applied[:len(s.Applied)-1]
@@ -210,10 +239,11 @@ func (s *Shard) Finish() {
 func (s *Shard) From(seq int64) int64 { return s.epochs[seq].from }
 
 // SetLaneRow changes the lane's row by hand; nil removes it.
-func (s *Shard) SetLaneRow(row *checkpoint.LaneRow) { s.lane = row }
+func (s *Shard) SetLaneRow(row *checkpoint.LaneRow) { s.world.byHand, s.lane = true, row }
 
 // SetEpochGTRID changes the branch's name in an epoch's row by hand.
 func (s *Shard) SetEpochGTRID(seq int64, g checkpoint.GTRID) {
+	s.world.byHand = true
 	e := s.epochs[seq]
 	e.row.GTRID = g
 	s.epochs[seq] = e
@@ -228,26 +258,4 @@ func (s *Shard) PreparedNow() []checkpoint.GTRID {
 		out = append(out, g)
 	}
 	return out
-}
-
-// Chain checks that the epochs 1 to n are there without a hole, each beginning
-// where the last one ended, and returns n. The caller holds no lock.
-func (s *Shard) Chain() (int64, error) {
-	next := int64(-1)
-	for seq := int64(1); ; seq++ {
-		e, ok := s.epochs[seq]
-		if !ok {
-			if len(s.epochs) != int(seq-1) {
-				return 0, fmt.Errorf("%s: no epoch %d, but %d rows", s.Name(), seq, len(s.epochs))
-			}
-			return seq - 1, nil
-		}
-		if next >= 0 && e.from != next {
-			return 0, fmt.Errorf("%s: epoch %d begins at %d, the last one ended at %d", s.Name(), seq, e.from, next)
-		}
-		if len(e.row.Digest) != int(seq) {
-			return 0, fmt.Errorf("%s: epoch %d: digest is not chained: %v", s.Name(), seq, e.row.Digest)
-		}
-		next = e.row.Next
-	}
 }

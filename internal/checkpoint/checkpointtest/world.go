@@ -45,6 +45,7 @@ type World struct {
 	calls  []string
 	check  func(call string)
 	before func(ctx context.Context, call string)
+	behind func(ctx context.Context, call string)
 	late   []func() error // in the order of the calls
 	shards []*Shard
 
@@ -64,7 +65,18 @@ type World struct {
 	open       *transaction
 	Decisions  []checkpoint.Decision // every committed D, in order
 
+	text       string    // the last of Decisions, as it was written
+	epochs     []decided // what was decided, by seq, from 1
 	violations []string
+	noted      map[string]bool                   // what was wrong with the state and is in violations
+	byHand     bool                              // the state was changed by hand, and is not whole again
+	names      map[name]map[checkpoint.GTRID]int // branches by whose they are, with the shards that were told to prepare them
+}
+
+// decided is what an epoch's first decision says of it.
+type decided struct {
+	gtrid checkpoint.GTRID
+	next  int64
 }
 
 type chunk struct {
@@ -81,7 +93,7 @@ type transaction struct {
 
 // NewWorld makes a cluster that knows nothing of the lane, and empty shards.
 func NewWorld(lane checkpoint.Lane, shards int) *World {
-	w := &World{lane: lane, TopicID: checkpoint.UUID{1}, Partitions: 4}
+	w := &World{lane: lane, TopicID: checkpoint.UUID{1}, Partitions: 4, noted: map[string]bool{}, names: map[name]map[checkpoint.GTRID]int{}}
 	for i := range shards {
 		w.shards = append(w.shards, &Shard{world: w, number: i, epochs: map[int64]epoch{}, prepared: map[checkpoint.GTRID]*checkpoint.Branch{}, used: map[checkpoint.GTRID]bool{}})
 	}
@@ -104,6 +116,11 @@ func (w *World) Check(fn func(call string)) { w.check = fn }
 // first call.
 func (w *World) Before(fn func(ctx context.Context, call string)) { w.before = fn }
 
+// Behind has fn called behind each call, applied or not, before the caller has
+// its answer, with no lock held: it may wait, as Before's may. Set it before the
+// first call.
+func (w *World) Behind(fn func(ctx context.Context, call string)) { w.behind = fn }
+
 type who struct{}
 
 // As names the process that calls with this context.
@@ -123,9 +140,7 @@ func (w *World) Land() {
 	defer w.mu.Unlock()
 	for _, apply := range w.late {
 		_ = apply() // nobody waits for the answer any more
-		if w.check != nil {
-			w.check("a late call")
-		}
+		w.applied("a late call")
 	}
 	w.late = nil
 }
@@ -149,11 +164,26 @@ func (w *World) Shards() []checkpoint.Shard {
 	return out
 }
 
+// Waiting is how many late calls have not landed.
+func (w *World) Waiting() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.late)
+}
+
 // do runs one external call: apply is what the server does.
 func (w *World) do(ctx context.Context, call string, apply func() error) error {
 	if w.before != nil {
 		w.before(ctx, call)
 	}
+	err := w.serve(ctx, call, apply)
+	if w.behind != nil {
+		w.behind(ctx, call)
+	}
+	return err
+}
+
+func (w *World) serve(ctx context.Context, call string, apply func() error) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := ctx.Err(); err != nil {
@@ -176,17 +206,25 @@ func (w *World) do(ctx context.Context, call string, apply func() error) error {
 	case None, Lost: // applied
 	}
 	err := apply()
-	if w.check != nil {
-		w.check(call)
-	}
+	w.applied(call)
 	if err == nil && fault == Lost {
 		return fmt.Errorf("%s: answer lost: %w", call, ErrInjected)
 	}
 	return err
 }
 
+// applied looks at the stored state behind a step.
+func (w *World) applied(call string) {
+	if !reads(call) {
+		w.watch(call)
+	}
+	if w.check != nil {
+		w.check(call)
+	}
+}
+
 func reads(call string) bool {
-	for _, r := range []string{"Read", "XA RECOVER", "SELECT", "IS_USED_LOCK"} {
+	for _, r := range []string{"Read", "XA RECOVER", "SELECT"} {
 		if strings.HasPrefix(call, r) {
 			return true
 		}
@@ -195,18 +233,18 @@ func reads(call string) bool {
 }
 
 // LoseOffset makes the group's offset expire.
-func (w *World) LoseOffset() { w.hasOffset = false }
+func (w *World) LoseOffset() { w.byHand, w.hasOffset = true, false }
 
 // SetOffset sets the group's offset as an administrator does.
 func (w *World) SetOffset(offset int64, metadata string) {
-	w.hasOffset, w.offset, w.metadata = true, offset, metadata
+	w.byHand, w.hasOffset, w.offset, w.metadata = true, true, offset, metadata
 }
 
 // Metadata is the metadata of the group's offset.
 func (w *World) Metadata() string { return w.metadata }
 
 // SetDecision replaces the record of the decision topic.
-func (w *World) SetDecision(d string) { w.decision = d }
+func (w *World) SetDecision(d string) { w.byHand, w.decision = true, d }
 
 // DropChunk removes the first chunk of the state topic.
 func (w *World) DropChunk() { w.chunks = w.chunks[1:] }
@@ -226,7 +264,7 @@ func (w *World) AddChunk(data []byte) {
 // SetStateStart deletes the state topic's records before the offset, as a
 // retention by time would.
 func (w *World) SetStateStart(before int64) {
-	w.stateStart = before
+	w.byHand, w.stateStart = true, before
 	for len(w.chunks) > 0 && w.chunks[0].offset < before {
 		w.chunks = w.chunks[1:]
 	}

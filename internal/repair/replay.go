@@ -1,0 +1,196 @@
+package repair
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	"billing/internal/aggregate"
+	"billing/internal/checkpoint"
+	"billing/internal/dedup"
+	"billing/internal/event"
+)
+
+// replay reads the messages of the lost epochs again, and gives each epoch as it
+// was, in order.
+type replay struct {
+	*Loss
+	cfg     *Config
+	done    func(*epoch, *aggregate.Epoch) error
+	decoder *event.Decoder
+	state   *dedup.State // at the decision
+	horizon horizon
+
+	at        int              // index of the epoch that is being filled
+	filling   *aggregate.Epoch // of epochs[at]
+	clock     clock            // when its records had their outcomes
+	applied   int64            // of all epochs, those that the state has
+	unsure    []int64          // offsets of records whose outcome can't be told
+	unsureAll int64
+}
+
+// replay calls done for each of the lost epochs. It fails with a *checkpoint.Refusal
+// where an outcome can't be told exactly, once all messages are read.
+func (l *Loss) replay(ctx context.Context, cfg *Config, step string, done func(*epoch, *aggregate.Epoch) error) error {
+	first, last := l.epochs[0], l.epochs[len(l.epochs)-1]
+	if err := l.allThere(ctx, cfg, first.from, last.next); err != nil {
+		return err
+	}
+	state, err := l.restore(ctx, cfg)
+	if err != nil {
+		return err
+	}
+	r := &replay{Loss: l, cfg: cfg, done: done, decoder: event.NewDecoder(cfg.Decoder), state: state}
+	r.horizon = newHorizon(l, cfg, state, first.from)
+	r.begin(0)
+	read := int64(0)
+	err = cfg.Kafka.ReadInput(ctx, l.Lane.Partition, first.from, last.next, func(rec *event.Record) error {
+		for rec.Offset >= r.epochs[r.at].next {
+			if err := r.end(); err != nil {
+				return err
+			}
+		}
+		if read++; read%1000 == 0 && cfg.Progress != nil {
+			cfg.Progress(l.Lane, step, rec.Offset-first.from, last.next-first.from)
+		}
+		return r.take(rec)
+	})
+	for err == nil && r.at < len(r.epochs) {
+		err = r.end()
+	}
+	if err != nil {
+		return err //nolint:wrapcheck // it says itself what it is
+	}
+	return r.whole(first.from, last.next)
+}
+
+// allThere refuses what Kafka does not have any more.
+func (l *Loss) allThere(ctx context.Context, cfg *Config, from, next int64) error {
+	r, err := cfg.Kafka.Look(ctx, l.Lane.Partition)
+	if err != nil {
+		return err //nolint:wrapcheck // it names the lane
+	}
+	const advice = "copy them back from where they are kept to another topic, and end this job with a new one, as the runbook says; and raise the topic's retention"
+	switch {
+	case r.TopicID != l.Decision.TopicID:
+		return l.refuse(checkpoint.ReasonTopicRecreated, "a recreated topic does not have the messages of the old one; see the runbook", "the topic has id %s, the decision was made with %s", r.TopicID, l.Decision.TopicID)
+	case r.LogStart > from:
+		return l.refuse(ReasonMessagesDeleted, advice, "the lost epochs have the offsets %d to %d, but the partition begins at %d: %d of them were deleted", from, next-1, r.LogStart, min(r.LogStart, next)-from)
+	case r.LogEnd < next:
+		return l.refuse(ReasonMessagesDeleted, advice, "the lost epochs have the offsets %d to %d, but the partition ends at %d", from, next-1, r.LogEnd)
+	}
+	i := slices.IndexFunc(l.epochs, func(e *epoch) bool { return len(e.shown) == 0 })
+	if i < 0 {
+		return nil // a shard says how many messages each epoch had
+	}
+	compacted, err := cfg.Kafka.Compacted(ctx)
+	if err != nil {
+		return err //nolint:wrapcheck // it names the topic
+	}
+	if compacted {
+		return l.refuse(ReasonNotExact, "restore one shard from a later copy: with what it shows the others are repaired; without one, see the runbook",
+			"the topic is compacted, and no shard has epoch %d: nobody knows whether Kafka still has all messages of it", l.epochs[i].seq)
+	}
+	return nil
+}
+
+// restore is S5: the dedup state as it was at the decision.
+func (l *Loss) restore(ctx context.Context, cfg *Config) (*dedup.State, error) {
+	d := &l.Decision
+	damaged := func(wrong string, args ...any) error {
+		return l.refuse(checkpoint.ReasonStateDamaged, "restore topic "+cfg.Job.Name+".state from a copy: without it nobody can tell what was applied; see the runbook", wrong, args...)
+	}
+	state := dedup.New()
+	err := cfg.Kafka.ReadState(ctx, l.Lane.Partition, d.OldestLive, func(offset int64, data []byte) error {
+		if _, err := state.Load(data); err != nil {
+			return damaged("the chunk at offset %d of %s.state can't be read: %s", offset, cfg.Job.Name, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("restore the dedup state: %w", err)
+	}
+	if count, checksum := state.Restored(d.ForgottenBefore); count != d.Count || checksum != d.Checksum {
+		return nil, damaged("%s.state from offset %d gives %d entries with checksum %016x, the decision of epoch %d says %d with %016x", cfg.Job.Name, d.OldestLive, count, checksum, d.Seq, d.Count, d.Checksum)
+	}
+	return state, nil
+}
+
+func (r *replay) begin(i int) {
+	r.at = i
+	if i == len(r.epochs) {
+		return
+	}
+	e := r.epochs[i]
+	r.clock = r.start.clockOf(e.seq)
+	r.filling = aggregate.New(aggregate.Config{
+		Topic: r.Lane.Topic, Partition: r.Lane.Partition, Shards: len(r.cfg.Job.Shards), Window: r.cfg.Window, Ledger: e.ledgerOn,
+	})
+}
+
+// end closes the epoch that is being filled.
+func (r *replay) end() error {
+	e := r.epochs[r.at]
+	// What can't be told at all is said at the end, with all of its kind.
+	if r.unsureAll == 0 {
+		if err := r.compare(e, r.filling); err != nil {
+			return err
+		}
+		if err := r.done(e, r.filling); err != nil {
+			return err
+		}
+	}
+	r.begin(r.at + 1)
+	return nil
+}
+
+// whole is what can be said only when all messages are read.
+func (r *replay) whole(from, next int64) error {
+	if r.unsureAll > 0 {
+		return r.refuse(ReasonNotExact, "see the runbook: look these messages up where they come from, and end this job with a new one",
+			"of %d messages (the first at offsets %v) it can't be told any more whether they were booked: their time is so long ago that their ids are forgotten since, or nobody knows the clock of then", r.unsureAll, r.unsure)
+	}
+	if has := r.state.AppliedIn(from, next); has != r.applied {
+		return r.refuse(ReasonMessagesDeleted, "copy them back from where they are kept to another topic, and end this job with a new one, as the runbook says",
+			"the dedup state has %d ids that were first applied in the offsets %d to %d, Kafka has only %d of these messages: others were deleted or compacted away", has, from, next-1, r.applied)
+	}
+	if d := &r.Decision; !r.horizon.reaches(d.StreamTime, d.ForgottenBefore) {
+		return r.refuse(ReasonNotExact, "use the configuration that the epochs were written with: dedup.lateness, or what messages are valid, was another then",
+			"with these messages the lane's stream time and horizon come to %s, the decision of epoch %d says %d and %d", r.horizon, d.Seq, d.StreamTime, d.ForgottenBefore)
+	}
+	return nil
+}
+
+// Compute finds what the lost epochs were, and compares it with what other shards
+// show. It changes nothing. Its error is a *checkpoint.Refusal where that can't be
+// done exactly.
+func (l *Loss) Compute(ctx context.Context, cfg *Config) error {
+	for _, m := range l.Missing {
+		m.Epochs, m.Records, m.Applied, m.Rejects = nil, 0, 0, 0
+		clear(m.Sums)
+	}
+	return l.replay(ctx, cfg, "compute", func(e *epoch, filled *aggregate.Epoch) error {
+		for _, m := range l.Missing {
+			if e.seq <= m.Has {
+				continue
+			}
+			part := &filled.Parts[m.number]
+			rejects := int64(len(part.Rejects))
+			m.Epochs = append(m.Epochs, MissingEpoch{Seq: e.seq, From: e.from, Next: e.next, GTRID: e.gtrid, Records: filled.Counts.In, Applied: part.Applied, Rejects: rejects})
+			m.Records += filled.Counts.In
+			m.Applied += part.Applied
+			m.Rejects += rejects
+			for currency, s := range part.Sums {
+				sum := m.Sums[currency]
+				if sum == nil {
+					sum = new(Sum)
+					m.Sums[currency] = sum
+				}
+				sum.Charge.AddSum(s.Charge)
+				sum.Credit.AddSum(s.Credit)
+				sum.Entries += s.Entries
+			}
+		}
+		return nil
+	})
+}
