@@ -36,7 +36,7 @@ need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on
 	[ "$${minor:-0}" -ge 26 ] || { echo "make: FAILED: $$v is too old; next step: install Go 1.26 or later" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-unit test-outages chaos test-recovery test-verify test-verify-large testbed demo tour lint clean
+.PHONY: help build test test-unit test-outages chaos test-recovery test-verify test-verify-large mutants mutants-document testbed demo tour lint clean
 .PHONY: bench bench-decode bench-state bench-lane bench-sink bench-delay bench-memory bench-flink bench-document
 
 help: ## list the targets
@@ -82,6 +82,15 @@ test-verify-large: ## billing verify of large tables: make test-verify-large ROW
 	@$(need_go)
 	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
 	BILLING_TEST_ROWS=$(ROWS) $(GO) test -count=1 -timeout 3h -run '^TestVerifyOfLargeTables$$' -v $(TESTFLAGS) ./test/txsink
+
+mutants: ## seeded bugs of the protocol, each of which a named test must see; make mutants ONLY=takeover (a pattern of names)
+	@$(need_go)
+	@env=$$(scripts/testbed --env) && eval "$$env" && \
+	BILLING_MUTANTS=all BILLING_MUTANTS_ONLY='$(ONLY)' $(GO) test -C test/mutants -count=1 -timeout 2h -run '^Test(Patches|Mutants)$$' -v $(TESTFLAGS)
+
+mutants-document: ## the table of docs/mutants.md anew from the patches
+	@$(need_go)
+	@BILLING_MUTANTS_DOCUMENT=1 $(GO) test -C test/mutants -count=1 -run '^TestDocument$$'
 
 bench: ## all benchmarks with their targets, then docs/benchmarks.md; fails at its end if a target is missed
 	@$(need_go)

@@ -52,6 +52,26 @@ func TestSettleEndsWhatIsLeft(t *testing.T) {
 	}
 }
 
+// TestOlderConnectionsEndFirst: a branch that is not prepared yet is in no list. On each shard the connections of older
+// sessions are ended before its branches are listed, and what one has prepared until then is found.
+func TestOlderConnectionsEndFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, job := started(t, 2, 2)
+		w.Before(func(_ context.Context, call string) {
+			if shard, ok := strings.CutPrefix(call, "IS_USED_LOCK on s"); ok {
+				w.Shard(int(shard[0] - '0')).Put(branch(lastDecision(w), 1, 3)) // in the instant before its connection ends
+			}
+		})
+		e := new(events).listen(job)
+		s, _ := mustOpen(t, job)
+		s.Close()
+		if want := []string{"s0 c0 r1", "s1 c0 r1"}; !slices.Equal(e.settled, want) {
+			t.Errorf("settled %v, want %v", e.settled, want)
+		}
+		exact(t, w, 2, 4)
+	})
+}
+
 // TestSomeCommitted: a session died between two shards' commits; the rest is
 // committed by the next one.
 func TestSomeCommitted(t *testing.T) {

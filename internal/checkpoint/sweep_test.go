@@ -176,6 +176,57 @@ func TestSweepLeavesEpochInFlight(t *testing.T) {
 	}
 }
 
+// slowList is a shard whose list of prepared branches arrives late: it is as it was when it was made.
+type slowList struct {
+	checkpoint.Shard
+	arrive func(list []checkpoint.GTRID)
+}
+
+func (s slowList) Prepared(ctx context.Context, prefix string) ([]checkpoint.GTRID, error) {
+	list, err := s.Shard.Prepared(ctx, prefix)
+	s.arrive(list)
+	return list, err
+}
+
+// TestSweepJudgesByTheDecisionBeforeTheList: while a list is on its way, the epoch in flight that it shows is decided and
+// committed, and the next one too. It is no old branch that came back.
+func TestSweepJudgesByTheDecisionBeforeTheList(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, job := started(t, 1, 3)
+		decide, arrive, shown := make(chan struct{}), make(chan struct{}), 0
+		job.Shards[0] = slowList{job.Shards[0], func(list []checkpoint.GTRID) {
+			if shown = len(list); shown > 0 {
+				<-arrive
+			}
+		}}
+		w.Before(func(_ context.Context, call string) {
+			if call == "Produce decision" && len(w.Shard(0).PreparedNow()) > 0 {
+				<-decide
+			}
+		})
+		s, state, stop := sweeping(t, job)
+		done := make(chan error, 1)
+		go func() {
+			err := s.Checkpoint(t.Context(), state.feed(6, 8))
+			done <- errors.Join(err, s.Checkpoint(t.Context(), state.feed(8, 10)))
+		}()
+		turns(job, 1)
+		if shown != 1 {
+			t.Fatalf("%d branches are listed, want the epoch in flight", shown)
+		}
+		close(decide)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		close(arrive)
+		turns(job, 1)
+		if err := stop(); err != nil {
+			t.Errorf("the sweep ended with %v", err)
+		}
+		exact(t, w, 1, 10)
+	})
+}
+
 // TestSweepRefusesOldBranch: a shard that comes back older while the lane runs.
 func TestSweepRefusesOldBranch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -81,6 +81,26 @@ func TestOffsetIsSentAgainWhileTheLaneIsOurs(t *testing.T) {
 	})
 }
 
+// A group takes the offset of a Kafka transaction also without a member. With one it refuses what a member sends that it
+// has put out.
+func TestOffsetIsSentWithTheMember(t *testing.T) {
+	b := newBench(t)
+	o := b.open(t)
+	sent := make(chan string, 1)
+	b.cluster.ControlKey(kmsg.TxnOffsetCommit.Int16(), func(req kmsg.Request) (kmsg.Response, error, bool) {
+		q := req.(*kmsg.TxnOffsetCommitRequest)
+		sent <- fmt.Sprint(q.MemberID, " of generation ", q.Generation)
+		return nil, nil, false
+	})
+	if err := errors.Join(o.CommitOffset(t.Context(), 5, -1, "D1"), o.Commit(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	memberID, generation := b.member.Generation()
+	if got, want := <-sent, fmt.Sprint(memberID, " of generation ", generation); got != want || memberID == "" || generation < 1 {
+		t.Errorf("the offset was sent as member %q, want %q", got, want)
+	}
+}
+
 func TestOffsetRefusedIsNoDecision(t *testing.T) {
 	for _, code := range []*kerr.Error{
 		kerr.OffsetMetadataTooLarge, kerr.InvalidProducerEpoch, kerr.ProducerFenced, kerr.FencedInstanceID,

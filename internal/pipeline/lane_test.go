@@ -297,6 +297,40 @@ func TestRowsThatOnlyTheLedgerKnew(t *testing.T) {
 	})
 }
 
+// TestForgottenStaysForgotten: a later session with a larger lateness does not accept again what an earlier one has
+// forgotten: it could not tell a duplicate.
+func TestForgottenStaysForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		<-time.After(48 * time.Hour) // away from the year 2000, before which no event is
+		r := newRig(t, nil)          // with a lateness of one hour
+		old := message("old", time.Now().Add(-10*time.Hour))
+		r.run(func() {
+			r.topic.append(old, message("new", time.Now()))
+			sleep(2 * time.Second)
+		})
+		again := newRig(t, func(c *pipeline.Config) {
+			c.Lateness = 24 * time.Hour
+			c.Job.Kafka, c.Job.Shards = r.world, r.world.Shards()
+		})
+		again.world, again.topic.records = r.world, r.topic.records
+		again.run(func() {
+			again.topic.append(old)
+			sleep(2 * time.Second)
+		})
+		want(t, "records", again.counts(), aggregate.Counts{In: 3, Applied: 2, Rejected: 1})
+	})
+}
+
+// TestStreamStartsBehindTheInbox: what is delivered in the moment in which the stream starts is not dropped.
+func TestStreamStartsBehindTheInbox(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, nil)
+		r.topic.append(messages(0, 3)...) // the topic delivers them before Start returns
+		r.run(func() { sleep(2 * time.Second) })
+		want(t, "records", r.counts(), aggregate.Counts{In: 3, Applied: 3})
+	})
+}
+
 // TestLaneThatGetsNowhere: sessions that fail again and again are counted until
 // the lane moves, also when each of them recovers well.
 func TestLaneThatGetsNowhere(t *testing.T) {

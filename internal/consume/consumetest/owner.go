@@ -199,7 +199,9 @@ func Owner(t *testing.T, brokers []string) {
 			t.Fatal(err)
 		}
 		m.Leave()
-		if err := o.CommitOffset(t.Context(), 3, -1, "D1"); !errors.Is(err, checkpoint.ErrNotAssigned) {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		if err := o.CommitOffset(ctx, 3, -1, "D1"); !errors.Is(err, checkpoint.ErrNotAssigned) {
 			t.Fatal(err)
 		}
 		o.Abort(t.Context())

@@ -85,6 +85,26 @@ func reading(t *testing.T, fresh func(*testing.T) (*Rig, *Member, checkpoint.Lan
 		}
 	})
 
+	t.Run("what was aborted may fill answers", func(t *testing.T) {
+		_, m, lane := fresh(t)
+		ctx := t.Context()
+		o := Fence(t, m.Client, lane)
+		MustDecide(t, o, 1, "D1", "before")
+		if err := o.Begin(); err != nil {
+			t.Fatal(err)
+		}
+		large := []byte(strings.Repeat("x", 512<<10))
+		if _, _, err := o.WriteChunks(ctx, [][]byte{large, large, large, large, large}); err != nil {
+			t.Fatal(err)
+		}
+		o.Abort(ctx)
+		o = Fence(t, m.Client, lane)
+		from := MustDecide(t, o, 2, "D2", "behind")
+		equal(t, State(t, o, 0), "before", "behind")
+		equal(t, State(t, o, 1), "behind") // the first answers have what was aborted only
+		equal(t, State(t, o, from), "behind")
+	})
+
 	t.Run("an error of the reader comes back as it is", func(t *testing.T) {
 		_, m, lane := fresh(t)
 		o := Fence(t, m.Client, lane)
