@@ -173,6 +173,7 @@ const (
 	ruleCommit              // invariant 5
 	ruleIncarnation         // D's incarnation grows by one
 	ruleRollBack            // invariant 4
+	everything       = ruleRollBack
 )
 
 func (b bad) String() string {

@@ -39,7 +39,7 @@ const (
 type part struct {
 	keys   []key    // in the order in which they were found
 	parent []uint32 // the number of the state that each was found from
-	slots  []uint32 // hash table: place in keys, plus one
+	slots  []uint64 // hash table: half of the hash, and the place in keys plus one
 }
 
 func hash(k key) uint64 {
@@ -52,23 +52,27 @@ func hash(k key) uint64 {
 // find gives the place of a state, or -1 and the free slot for it.
 func (p *part) find(k key, h uint64) (place int, slot uint64) {
 	mask := uint64(len(p.slots) - 1)
-	for slot = h >> 8 & mask; p.slots[slot] != 0; slot = (slot + 1) & mask {
-		if at := int(p.slots[slot] - 1); p.keys[at] == k {
-			return at, slot
+	for slot = h >> 8 & mask; ; slot = (slot + 1) & mask {
+		switch has := p.slots[slot]; {
+		case has == 0:
+			return -1, slot
+		case has>>32 == h>>32 && p.keys[uint32(has)-1] == k:
+			return int(uint32(has) - 1), slot
 		}
 	}
-	return -1, slot
 }
 
 func (p *part) add(k key, parent uint32) {
 	if len(p.keys)*4 >= len(p.slots)*3 {
-		p.slots = make([]uint32, max(64, 2*len(p.slots)))
+		p.slots = make([]uint64, max(64, 2*len(p.slots)))
 		for i, k := range p.keys {
-			_, slot := p.find(k, hash(k))
-			p.slots[slot] = uint32(i + 1)
+			h := hash(k)
+			_, slot := p.find(k, h)
+			p.slots[slot] = h>>32<<32 | uint64(i+1)
 		}
 	}
-	place, slot := p.find(k, hash(k))
+	h := hash(k)
+	place, slot := p.find(k, h)
 	if place >= 0 {
 		return
 	}
@@ -76,7 +80,7 @@ func (p *part) add(k key, parent uint32) {
 		panic("model: too many states")
 	}
 	p.keys, p.parent = append(p.keys, k), append(p.parent, parent)
-	p.slots[slot] = uint32(len(p.keys))
+	p.slots[slot] = h>>32<<32 | uint64(len(p.keys))
 }
 
 type found struct {
@@ -90,7 +94,8 @@ type search struct {
 	part    [parts]part
 	result  Result
 	workers int
-	refused atomic.Bool
+	worst   wrong
+	refused atomic.Bool // a lane stopped for nothing
 }
 
 // round is how many states are looked at before what they led to is added: a
@@ -103,7 +108,7 @@ func (m *Model) Search(limit bad) *Result {
 	start := time.Now()
 	s := &search{m: m, limit: limit, workers: runtime.GOMAXPROCS(0)}
 	for i := range s.part {
-		s.part[i].slots = make([]uint32, 64)
+		s.part[i].slots = make([]uint64, 64)
 	}
 	first, _ := m.canonical(state{})
 	at := hash(first) % parts
@@ -125,12 +130,12 @@ func (m *Model) Search(limit bad) *Result {
 		s.result.Depth = depth
 		for len(level) > 0 {
 			n := min(round, len(level))
-			if s.expand(level[:n]) {
-				s.result.States = s.count()
-				s.result.Took = time.Since(start)
-				return &s.result
-			}
+			s.expand(level[:n])
 			level = level[n:]
+		}
+		if b := s.worst.b; b != fine {
+			s.result.Bad, s.result.Trace = b, s.trace(s.worst.from, b)
+			break
 		}
 		if s.result.Stops == 0 && s.refused.Load() {
 			s.result.Stops = depth + 1
@@ -138,7 +143,7 @@ func (m *Model) Search(limit bad) *Result {
 		from = to
 	}
 	s.result.States = s.count()
-	if s.limit >= harmStuck {
+	if s.result.Bad == fine && s.limit >= harmStuck {
 		s.follow()
 	}
 	s.result.Took = time.Since(start)
@@ -152,16 +157,23 @@ func (s *search) count() (n int) {
 	return n
 }
 
-// expand looks at the states and adds what they lead to. It reports whether one
-// step was bad.
-func (s *search) expand(level []uint32) bool {
-	out := make([][parts][]found, s.workers)
-	type wrong struct {
-		from uint32
-		l    label
-		b    bad
+// wrong is a step that is bad, and the state that it is taken from.
+type wrong struct {
+	from uint32
+	b    bad
+}
+
+// worse keeps the worst step of a level: all of them are as near to the start.
+func (w *wrong) worse(b bad, from uint32) {
+	if b != fine && (w.b == fine || b < w.b) {
+		*w = wrong{from, b}
 	}
-	bads := make([]*wrong, s.workers)
+}
+
+// expand looks at the states and adds what they lead to.
+func (s *search) expand(level []uint32) {
+	out := make([][parts][]found, s.workers)
+	worst := make([]wrong, s.workers)
 	var wg sync.WaitGroup
 	for w := range s.workers {
 		wg.Go(func() {
@@ -169,9 +181,9 @@ func (s *search) expand(level []uint32) bool {
 			for i := w; i < len(level); i += s.workers {
 				number := level[i]
 				st := unpack(s.key(number))
-				s.m.next(&st, func(l label, n *state, b bad) {
-					if b != fine && b <= s.limit && bads[w] == nil {
-						bads[w] = &wrong{number, l, b}
+				s.m.next(&st, func(_ label, n *state, b bad) {
+					if b <= s.limit {
+						worst[w].worse(b, number)
 					}
 					if b == harmRefused {
 						s.refused.Store(true)
@@ -183,19 +195,12 @@ func (s *search) expand(level []uint32) bool {
 						mine[p] = append(mine[p], found{k, number})
 					}
 				})
-				if bads[w] != nil {
-					return
-				}
 			}
 		})
 	}
 	wg.Wait()
-	for _, b := range bads {
-		if b != nil {
-			s.result.Bad = b.b
-			s.result.Trace = s.trace(b.from, b.b)
-			return true
-		}
+	for _, w := range worst {
+		s.worst.worse(w.b, w.from)
 	}
 	for w := range s.workers {
 		wg.Go(func() {
@@ -209,7 +214,6 @@ func (s *search) expand(level []uint32) bool {
 		})
 	}
 	wg.Wait()
-	return false
 }
 
 func (s *search) key(number uint32) key {

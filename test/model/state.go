@@ -186,32 +186,39 @@ func unpackThing(w uint64) (is uint8, g gtrid) {
 // renumber gives the incarnations that are in use the numbers from 1 on. Nobody
 // has a larger one than D's + 1, and only of D's is one more ever made.
 func renumber(s *state) {
-	var used uint64
-	each := func(fn func(*uint8)) {
-		fn(&s.d.inc)
-		fn(&s.d.ginc)
-		fn(&s.cand.inc)
-		fn(&s.cand.ginc)
-		fn(&s.past)
-		for i := range s.owner {
-			fn(&s.owner[i].inc)
-			fn(&s.owner[i].ginc)
-		}
-		for i := range s.shard {
-			for j := range s.shard[i].branch {
-				fn(&s.shard[i].branch[j].g.inc)
-			}
-			for j := range s.shard[i].wire {
-				fn(&s.shard[i].wire[j].g.inc)
-			}
-		}
+	used := uint64(1)<<s.d.inc | 1<<s.d.ginc | 1<<s.cand.inc | 1<<s.cand.ginc | 1<<s.past
+	for i := range s.owner {
+		used |= 1<<s.owner[i].inc | 1<<s.owner[i].ginc
 	}
-	each(func(n *uint8) { used |= 1 << *n })
+	for i := range s.shard {
+		h := &s.shard[i]
+		used |= 1<<h.branch[0].g.inc | 1<<h.branch[1].g.inc | 1<<h.wire[0].g.inc | 1<<h.wire[1].g.inc
+	}
 	used &^= 1
+	if used&(used+2) == 0 {
+		return // 1, 2, 3 and so on: as it should be
+	}
 	if bits.OnesCount64(used) > 15 {
 		panic("model: more than 15 incarnations in one state")
 	}
-	each(func(n *uint8) { *n = uint8(bits.OnesCount64(used & (2<<*n - 1))) })
+	fix := func(n *uint8) { *n = uint8(bits.OnesCount64(used & (2<<*n - 1))) }
+	fix(&s.d.inc)
+	fix(&s.d.ginc)
+	fix(&s.cand.inc)
+	fix(&s.cand.ginc)
+	fix(&s.past)
+	for i := range s.owner {
+		fix(&s.owner[i].inc)
+		fix(&s.owner[i].ginc)
+	}
+	for i := range s.shard {
+		for j := range s.shard[i].branch {
+			fix(&s.shard[i].branch[j].g.inc)
+		}
+		for j := range s.shard[i].wire {
+			fix(&s.shard[i].wire[j].g.inc)
+		}
+	}
 }
 
 // clean forgets what can never matter again: it keeps the states few.
