@@ -36,7 +36,7 @@ need_go = command -v $(GO) >/dev/null || { echo "make: FAILED: there is no go on
 	[ "$${minor:-0}" -ge 26 ] || { echo "make: FAILED: $$v is too old; next step: install Go 1.26 or later" >&2; exit 1; }
 
 .DEFAULT_GOAL := help
-.PHONY: help build test test-unit test-outages chaos test-recovery test-verify test-verify-large mutants mutants-document testbed demo tour lint clean
+.PHONY: help build test test-unit test-outages chaos test-recovery model test-verify test-verify-large mutants mutants-document testbed demo tour lint clean
 .PHONY: bench bench-decode bench-state bench-lane bench-sink bench-delay bench-memory bench-flink bench-document
 
 help: ## list the targets
@@ -72,6 +72,10 @@ test-recovery: ## how fast 16 lanes are back behind a SIGKILL: make test-recover
 	@$(need_go)
 	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
 	BILLING_TEST_RECOVERY=$(IDS) BILLING_TEST_BESIDE=$(BESIDE) $(GO) test -count=1 -timeout 2h -parallel 1 -run '^TestRecovery$$' -v $(TESTFLAGS) ./test/e2e
+
+model: ## the protocol as a model: larger bounds than in make test, and its nets; takes minutes and 2 GB
+	@$(need_go)
+	BILLING_TEST_MODEL=large $(GO) test -count=1 -timeout 2h -v $(TESTFLAGS) ./test/model
 
 test-verify: ## billing verify against every error that a row can have; make test takes a part of them
 	@$(need_go)

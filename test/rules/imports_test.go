@@ -37,6 +37,7 @@ var mayImport = map[string][]string{
 	"test/servers":                       {"deploy"},
 	"test/proxy":                         {},
 	"test/bench/measure":                 {},
+	"test/model":                         {},
 }
 
 // onlyIn says where packages of others may be imported, outside of tests and of

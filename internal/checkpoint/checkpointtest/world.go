@@ -6,7 +6,7 @@
 // are used: see World.Sound.
 //
 // world.go has the world and its faults, owner.go the producer, shard.go a
-// shard, rules.go what is watched.
+// shard, rules.go what is watched, record.go what was called.
 package checkpointtest
 
 import (
@@ -46,7 +46,8 @@ type World struct {
 	check  func(call string)
 	before func(ctx context.Context, call string)
 	behind func(ctx context.Context, call string)
-	late   []func() error // in the order of the calls
+	record func(e Event)
+	late   []lateCall // in the order of the calls
 	shards []*Shard
 
 	lane       checkpoint.Lane
@@ -77,6 +78,12 @@ type World struct {
 type decided struct {
 	gtrid checkpoint.GTRID
 	next  int64
+}
+
+type lateCall struct {
+	ctx   context.Context
+	call  string
+	apply func() error
 }
 
 type chunk struct {
@@ -138,8 +145,9 @@ func Who(ctx context.Context) string {
 func (w *World) Land() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, apply := range w.late {
-		_ = apply() // nobody waits for the answer any more
+	for _, l := range w.late {
+		err := l.apply() // nobody waits for the answer any more
+		w.recorded(l.ctx, l.call, Late, true, err)
 		w.applied("a late call")
 	}
 	w.late = nil
@@ -197,15 +205,18 @@ func (w *World) serve(ctx context.Context, call string, apply func() error) erro
 	}
 	switch fault {
 	case Failed:
+		w.recorded(ctx, call, Failed, false, nil)
 		return fmt.Errorf("%s: %w", call, ErrInjected)
 	case Late:
 		if !reads(call) { // a late look changes nothing
-			w.late = append(w.late, apply)
+			w.late = append(w.late, lateCall{ctx, call, apply})
 		}
+		w.recorded(ctx, call, Late, false, nil)
 		return fmt.Errorf("%s: no answer: %w", call, ErrInjected)
 	case None, Lost: // applied
 	}
 	err := apply()
+	w.recorded(ctx, call, fault, true, err)
 	w.applied(call)
 	if err == nil && fault == Lost {
 		return fmt.Errorf("%s: answer lost: %w", call, ErrInjected)
