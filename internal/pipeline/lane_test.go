@@ -308,6 +308,7 @@ func TestForgottenStaysForgotten(t *testing.T) {
 			r.topic.append(old, message("new", time.Now()))
 			sleep(2 * time.Second)
 		})
+		r.world.LogEnd = 1 << 40
 		again := newRig(t, func(c *pipeline.Config) {
 			c.Lateness = 24 * time.Hour
 			c.Job.Kafka, c.Job.Shards = r.world, r.world.Shards()
