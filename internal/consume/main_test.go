@@ -1,6 +1,7 @@
 package consume_test
 
 import (
+	"flag"
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kfake"
@@ -11,7 +12,13 @@ import (
 
 // Every client, group and owner that the tests open is closed, so at the end
 // nothing of them runs.
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if err := flag.Set("test.parallel", "40"); err != nil { // what runs side by side waits, mostly
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // fake starts a fake broker for one test.
 func fake(t *testing.T, opts ...kfake.Opt) *kfake.Cluster {
@@ -35,6 +42,10 @@ func TestTopics(t *testing.T) { consumetest.Topics(t, fake(t).ListenAddrs()) }
 func TestLook(t *testing.T) { consumetest.Look(t, fake(t).ListenAddrs()) }
 
 func TestFaults(t *testing.T) { consumetest.Faults(t, fake(t).ListenAddrs()) }
+
+func TestEveryRequest(t *testing.T) {
+	consumetest.EveryRequest(t, func(t *testing.T) []string { return fake(t).ListenAddrs() })
+}
 
 func TestLoad(t *testing.T) {
 	c := fake(t)

@@ -19,6 +19,7 @@ type Network struct {
 	mu     sync.Mutex
 	sent   map[kmsg.Key]int
 	faults map[kmsg.Key]*Fault
+	nth    *nth
 }
 
 // NewNetwork makes one without faults.
@@ -43,6 +44,10 @@ const (
 	lose             // the broker has answered; the connection breaks before the answer
 	hold             // the broker has answered; the answer comes at Heal
 )
+
+func (k kind) String() string {
+	return [...]string{"request dropped", "request cut", "answer lost", "answer late"}[k]
+}
 
 // Drop keeps requests from leaving; nobody is told.
 func (n *Network) Drop(key kmsg.Key) *Fault { return n.fault(key, drop) }
@@ -91,6 +96,50 @@ func (f *Fault) Heal() {
 	}
 }
 
+// nth is a fault of one request, whatever it asks, and maybe of those behind it.
+type nth struct {
+	*Fault
+	left   int // requests before it
+	behind bool
+	hits   int
+}
+
+// LoseNth has the n-th request from now on lost, whatever it asks, and with
+// behind all those after it too, until heal, which says how many it were. What
+// keeps the member in its group is not counted and not lost.
+func (n *Network) LoseNth(of int, how kind, behind bool) (heal func() int) {
+	f := &nth{Fault: &Fault{network: n, kind: how, hit: make(chan struct{}, 1024), healed: make(chan struct{})}, left: of - 1, behind: behind}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.nth = f
+	return func() int {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.nth = nil
+		close(f.healed)
+		return f.hits
+	}
+}
+
+// lost is the fault of a request, nil for none. mu is held.
+func (n *Network) lost(key kmsg.Key) *Fault {
+	if f := n.faults[key]; f != nil {
+		return f
+	}
+	switch f := n.nth; {
+	case f == nil, key == kmsg.JoinGroup, key == kmsg.SyncGroup, key == kmsg.Heartbeat, key == kmsg.LeaveGroup, key == kmsg.ConsumerGroupHeartbeat:
+		return nil
+	case f.left > 0:
+		f.left--
+		return nil
+	case f.hits > 0 && !f.behind:
+		return nil
+	default:
+		f.hits++
+		return f.Fault
+	}
+}
+
 func (f *Fault) note() {
 	select {
 	case f.hit <- struct{}{}:
@@ -131,7 +180,7 @@ var errCut = errors.New("the network was cut")
 func (c *conn) Write(b []byte) (int, error) {
 	key := kmsg.Key(int16(binary.BigEndian.Uint16(b[4:])))
 	c.network.mu.Lock()
-	f := c.network.faults[key]
+	f := c.network.lost(key)
 	if f == nil || f.kind == lose || f.kind == hold {
 		c.network.sent[key]++
 	}
