@@ -52,22 +52,23 @@ func TestRecovery(t *testing.T) {
 	size := recoverySize(t)
 	for _, c := range []struct {
 		name   string
+		wait   string // kafka.session_timeout
 		ledger bool
 		start  func(w *world) []*process // the first one is killed
 		next   func(w *world, left []*process) *process
 	}{
 		{
-			"a static member starts again", true,
+			"a static member starts again", "30s", true, // which it does not wait for
 			func(w *world) []*process { return []*process{w.runAs("a")} },
 			func(w *world, _ []*process) *process { return w.runAs("a") },
 		},
 		{
-			"the other instance takes over", true,
+			"the other instance takes over", "6s", true,
 			func(w *world) []*process { return []*process{w.run(""), w.run("")} },
 			func(_ *world, left []*process) *process { return left[0] },
 		},
 		{
-			"a new member starts", false, // few rows: a backlog does not fill an epoch at once
+			"a new member starts", "6s", false, // few rows: a backlog does not fill an epoch at once
 			func(w *world) []*process { return []*process{w.run("")} },
 			func(w *world, _ []*process) *process { return w.run("") },
 		},
@@ -75,6 +76,7 @@ func TestRecovery(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, 2, withPartitions(size.lanes), withInterval("1s"))
+			w.edit("session_timeout: 6s", "session_timeout: "+c.wait)
 			if !c.ledger {
 				w.edit("first_start: true", "first_start: true\nledger:\n  enabled: false")
 			}
