@@ -241,7 +241,7 @@ func afterKill(lane []story, k kill) string {
 				group, takeover = "?", since(k.at, taken)
 			}
 			return fmt.Sprintf("first new decision after %s: until it was assigned %s, takeover (S1 to S3) %s, S4 %s, S5 %s, first epoch %s; %d sessions began",
-				since(k.at, s.at), group, takeover, since(taken, settled), restore, since(max2(settled, restored), s.at), sessions)
+				since(k.at, s.at), group, takeover, since(taken, settled), restore, since(later(settled, restored), s.at), sessions)
 		}
 	}
 	if owner == nil || owner.process != k.p {
@@ -250,7 +250,7 @@ func afterKill(lane []story, k kill) string {
 	return "no new decision, for there was nothing to decide"
 }
 
-func max2(a, b time.Time) time.Time {
+func later(a, b time.Time) time.Time {
 	if a.After(b) {
 		return a
 	}
