@@ -16,6 +16,9 @@ ROWS      ?= 10000000
 # The packages whose tests run on real servers.
 ON_SERVERS = /test/(servers|consume|txsink|e2e|compose|bench)$$|/cmd/demo$$
 
+# The one that takes longest: it begins first, and the others run beside it, one after the other.
+LONGEST = /test/e2e
+
 # What make bench runs: a test of test/bench each, and a section of docs/benchmarks.md.
 BENCHMARKS = decode state lane sink delay memory
 # What is not in it, for it needs Java and Maven.
@@ -50,8 +53,8 @@ test: ## all tests; the integration tests get their servers from scripts/testbed
 	@$(need_go)
 	$(GO) vet ./...
 	@$(MAKE) --no-print-directory test-unit
-	@env=$$(scripts/testbed --env) && eval "$$env" && packages=$$($(GO) list ./... | grep -E '$(ON_SERVERS)') && set -x && \
-	$(GO) test -count=1 -timeout 40m -p 1 -parallel 8 $(TESTFLAGS) $$packages
+	@env=$$(scripts/testbed --env) && eval "$$env" && packages=$$($(GO) list ./... | grep -E '$(ON_SERVERS)' | grep -v '$(LONGEST)') && set -x && \
+	$(GO) test -count=1 -timeout 50m -p 2 -parallel 8 $(TESTFLAGS) .$(LONGEST) $$packages
 
 test-unit: ## the tests that need no Docker, the rules of the repository among them
 	@$(need_go)
