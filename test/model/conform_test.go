@@ -140,7 +140,10 @@ func run(t *testing.T, w *checkpointtest.World, names ...string) []call {
 			for range 200 {
 				err := work(ctx, job)
 				var refused *checkpoint.Refusal
-				if err == nil || errors.As(err, &refused) {
+				if errors.As(err, &refused) {
+					t.Errorf("%s: %v", name, err) // the model has no refusal
+				}
+				if err == nil || refused != nil {
 					return
 				}
 				<-time.After(again()) // two that try again at once fence each other for long
@@ -148,6 +151,9 @@ func run(t *testing.T, w *checkpointtest.World, names ...string) []call {
 		})
 	}
 	wg.Wait()
+	if end := calls[len(calls)-1].after; end.row != [shards]uint8{conformEpochs, conformEpochs} || end.prepared != [shards]gtrid{} {
+		t.Errorf("the run ends with %+v", end)
+	}
 	return calls
 }
 
