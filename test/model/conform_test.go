@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -205,9 +206,9 @@ func TestCodeRunsAsTheModel(t *testing.T) {
 					}
 					return checkpointtest.None
 				})
-				n := 0
+				var n atomic.Int64 // shards are called side by side
 				w.Before(func(context.Context, string) {
-					if n++; n == i+1+i%9 {
+					if n.Add(1) == int64(i+1+i%9) {
 						w.Land()
 					}
 				})
