@@ -65,7 +65,7 @@ test-random: ## many owners and faults at random, for long: make test-random DUR
 	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
 	BILLING_TEST_RANDOM=$(or $(DURATION),10m) BILLING_TEST_SEED=$(SEED) $(GO) test -count=1 -timeout 0 -run '^TestManyOwnersAtRandom$$' -v $(TESTFLAGS) ./test/e2e
 
-model: ## the protocol as a model: larger bounds than in make test, and its nets; takes minutes and 2 GB
+model: ## the protocol as a model: larger bounds than in make test, and its nets; takes minutes and 1 GB
 	@$(need_go)
 	BILLING_TEST_MODEL=large $(GO) test -count=1 -timeout 2h -v $(TESTFLAGS) ./test/model
 
