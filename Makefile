@@ -76,7 +76,7 @@ test-recovery: ## how fast 16 lanes are back behind a SIGKILL: make test-recover
 	@env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
 	BILLING_TEST_RECOVERY=$(IDS) BILLING_TEST_BESIDE=$(BESIDE) $(GO) test -count=1 -timeout 2h -parallel 1 -run '^TestRecovery$$' -v $(TESTFLAGS) ./test/e2e
 
-model: ## the protocol as a model: larger bounds than in make test, and its nets; takes minutes and 2 GB
+model: ## the protocol as a model: larger bounds than in make test, and its nets; takes minutes and 1 GB
 	@$(need_go)
 	BILLING_TEST_MODEL=large $(GO) test -count=1 -timeout 2h -v $(TESTFLAGS) ./test/model
 

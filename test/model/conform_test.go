@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -140,7 +141,10 @@ func run(t *testing.T, w *checkpointtest.World, names ...string) []call {
 			for range 200 {
 				err := work(ctx, job)
 				var refused *checkpoint.Refusal
-				if err == nil || errors.As(err, &refused) {
+				if errors.As(err, &refused) {
+					t.Errorf("%s: %v", name, err) // the model has no refusal
+				}
+				if err == nil || refused != nil {
 					return
 				}
 				<-time.After(again()) // two that try again at once fence each other for long
@@ -148,6 +152,9 @@ func run(t *testing.T, w *checkpointtest.World, names ...string) []call {
 		})
 	}
 	wg.Wait()
+	if end := calls[len(calls)-1].after; end.row != [shards]uint8{conformEpochs, conformEpochs} || end.prepared != [shards]gtrid{} {
+		t.Errorf("the run ends with %+v", end)
+	}
 	return calls
 }
 
@@ -199,9 +206,9 @@ func TestCodeRunsAsTheModel(t *testing.T) {
 					}
 					return checkpointtest.None
 				})
-				n := 0
+				var n atomic.Int64 // shards are called side by side
 				w.Before(func(context.Context, string) {
-					if n++; n == i+1+i%9 {
+					if n.Add(1) == int64(i+1+i%9) {
 						w.Land()
 					}
 				})

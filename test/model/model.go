@@ -69,7 +69,6 @@ const (
 	stepLateFence
 	stepStable
 	stepRefuse
-	stepBlocked
 	steps
 )
 
@@ -98,7 +97,6 @@ var stepText = [steps]string{
 	stepLateFence:     "a late InitProducerID lands, or the broker ends the open transaction by its time-out",
 	stepStable:        "the broker has written the markers: the offset is stable",
 	stepRefuse:        "stops the lane",
-	stepBlocked:       "S2 waits too long for an open transaction and ends its session",
 }
 
 // label says which transition it was: who did it, with what and on which shard.

@@ -15,6 +15,7 @@ type Result struct {
 	Depth  int // of the last new state
 	Took   time.Duration
 	Bad    bad
+	Taken  [steps]bool
 	Trace  []string // from the start to what is bad, the shortest there is
 	Stops  int      // steps to the first lane that stops for nothing, where that is not Bad
 }
@@ -174,6 +175,7 @@ func (w *wrong) worse(b bad, from uint32) {
 func (s *search) expand(level []uint32) {
 	out := make([][parts][]found, s.workers)
 	worst := make([]wrong, s.workers)
+	taken := make([][steps]bool, s.workers)
 	var wg sync.WaitGroup
 	for w := range s.workers {
 		wg.Go(func() {
@@ -181,7 +183,8 @@ func (s *search) expand(level []uint32) {
 			for i := w; i < len(level); i += s.workers {
 				number := level[i]
 				st := unpack(s.key(number))
-				s.m.next(&st, func(_ label, n *state, b bad) {
+				s.m.next(&st, func(l label, n *state, b bad) {
+					taken[w][l.step] = true
 					if b <= s.limit {
 						worst[w].worse(b, number)
 					}
@@ -199,8 +202,11 @@ func (s *search) expand(level []uint32) {
 		})
 	}
 	wg.Wait()
-	for _, w := range worst {
-		s.worst.worse(w.b, w.from)
+	for w := range s.workers {
+		s.worst.worse(worst[w].b, worst[w].from)
+		for st := range taken[w] {
+			s.result.Taken[st] = s.result.Taken[st] || taken[w][st]
+		}
 	}
 	for w := range s.workers {
 		wg.Go(func() {
