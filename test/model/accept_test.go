@@ -181,12 +181,16 @@ func (m *Model) accept(from states, c *call, late map[statement][shards]bool) st
 				to = m.ended(to, c.who, late)
 			}
 		}
-	case "Read":
-		switch {
-		case c.applied && c.answer: // or a session looks whether it is superseded
-			to = or(mine(stepRead), from.where(func(s *state) bool { return s.owner[c.who].pc != fenced }))
-		case c.refused:
+	case "Read offset":
+		if c.refused {
 			to = from.where(func(s *state) bool { return s.txn == open || s.txn == endSent })
+		}
+	case "Read decision":
+		// The model reads D in one step, the code its two copies in two: the second
+		// one is the step, if it is the same. If not, the code reads again; and a
+		// session may look whether it is superseded.
+		if c.applied && c.answer {
+			to = or(mine(stepRead), from)
 		}
 	case "TxnOffsetCommit":
 		if c.applied {
@@ -218,9 +222,8 @@ func (m *Model) accept(from states, c *call, late map[statement][shards]bool) st
 			}))
 		case c.applied:
 			to = mine(stepPrepare)
-		case c.refused:
-			to = from.where(func(s *state) bool { n := *s; ok, _ := m.prepare(&n, c.on, c.g); return !ok })
 		}
+		// What refuses it is the burst before it, which the model does not have.
 	case "XA COMMIT", "XA ROLLBACK":
 		kind := xaCommit
 		if c.op == "XA ROLLBACK" {
