@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -144,7 +145,15 @@ func TestChaosFindsWhatIsPlanted(t *testing.T) {
 			}
 		}, []string{"shard 1: locks are left: name somebody"}},
 		{"an epoch counted twice", false, log(`time=2026-01-02T03:04:05.678Z level=DEBUG msg="epoch committed" lane=x/0 incarnation=1 seq=2 next_offset=3 in=1 applied=1 duplicates=0 conflicts=0 rejected=0 recovered=true`),
-			[]string{"billing_records_total, over all instances: map[applied:"}},
+			[]string{"epoch 2 of lane 0 is counted 2 times", "billing_records_total, over all instances: map[applied:"}},
+		{"an epoch not counted", false, func() func() {
+			i := m.instances()[0]
+			before, err := os.ReadFile(i.log)
+			m.must(err)
+			line := regexp.MustCompile(`(?m)^.*msg="epoch committed" lane=\S+/0 incarnation=1 seq=2 .*\n`)
+			m.must(os.WriteFile(i.log, line.ReplaceAll(before, nil), 0o600))
+			return func() { m.must(os.WriteFile(i.log, before, 0o600)) }
+		}, []string{"epoch 2 of lane 0 is counted 0 times", "billing_records_total, over all instances: map[applied:"}},
 		{"a counter that went ahead", false, func() func() {
 			m.instances()[0].counters["conflict"]++
 			return func() { m.instances()[0].counters["conflict"]-- }
