@@ -311,7 +311,7 @@ func TestForgottenStaysForgotten(t *testing.T) {
 		r.world.LogEnd = 1 << 40
 		again := newRig(t, func(c *pipeline.Config) {
 			c.Lateness = 24 * time.Hour
-			c.Job.Kafka, c.Job.Shards = r.world, r.world.Shards()
+			c.Job.Kafka, c.Job.Shards = ended{r.world, r.topic}, r.world.Shards()
 		})
 		again.world, again.topic.records = r.world, r.topic.records
 		again.run(func() {
