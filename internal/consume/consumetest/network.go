@@ -6,8 +6,10 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -170,6 +172,7 @@ type conn struct {
 
 	mu      sync.Mutex
 	next    *Fault // what happens to the next answer
+	until   time.Time
 	closing sync.Once
 	closed  chan struct{}
 }
@@ -220,12 +223,30 @@ func (c *conn) Read(b []byte) (int, error) {
 		_ = c.Close()
 		return 0, io.ErrUnexpectedEOF
 	}
+	c.mu.Lock()
+	wait := time.Until(c.until)
+	if c.until.IsZero() {
+		wait = 2 * patience
+	}
+	c.mu.Unlock()
+	late := time.NewTimer(wait)
+	defer late.Stop()
 	select {
 	case <-f.healed:
 		return n, nil
 	case <-c.closed:
 		return 0, net.ErrClosed
+	case <-late.C:
+		return 0, os.ErrDeadlineExceeded
 	}
+}
+
+// SetReadDeadline holds for answers that are held back, too.
+func (c *conn) SetReadDeadline(at time.Time) error {
+	c.mu.Lock()
+	c.until = at
+	c.mu.Unlock()
+	return c.Conn.SetReadDeadline(at)
 }
 
 func (c *conn) Close() error {
