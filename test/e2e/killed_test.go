@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"billing/test/proxy"
+	"billing/test/servers"
 )
 
 // chargeAccount sends n charges of one account.
@@ -147,20 +149,21 @@ func TestKilledWhileStopping(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		name string
+		left []int                        // prepared branches, by shard
 		hold func(w *world) *proxy.Handle // at what it is killed
 	}{
-		{"preparing", func(w *world) *proxy.Handle { return w.holds(1, "XA PREPARE") }},
-		{"dropping the epoch", func(w *world) *proxy.Handle {
+		{"preparing", []int{1, 0}, func(w *world) *proxy.Handle { return w.holds(1, "XA PREPARE") }},
+		{"dropping the epoch", []int{1, 0}, func(w *world) *proxy.Handle {
 			w.shardProxy[1].Add(proxy.MySQLRule{Match: proxy.Statement("XA PREPARE"), Times: 1, Do: failing(1205, "HY000")})
-			return w.holds(0, "XA ROLLBACK")
+			return w.shardProxy[0].Add(proxy.MySQLRule{Match: proxy.Statement("XA ROLLBACK"), Times: 1, Do: proxy.DropRequest{Hang: true}})
 		}},
-		{"deciding", func(w *world) *proxy.Handle {
+		{"deciding", []int{1, 1}, func(w *world) *proxy.Handle {
 			return w.fault(proxy.EndTxn(true, w.job), 1, proxy.HoldRequest{}).Handle
 		}},
-		{"decided", func(w *world) *proxy.Handle {
+		{"decided", []int{1, 1}, func(w *world) *proxy.Handle {
 			return w.fault(proxy.EndTxn(true, w.job), 1, proxy.HoldAnswer{}).Handle
 		}},
-		{"committing", func(w *world) *proxy.Handle { return w.holds(1, "XA COMMIT") }},
+		{"committing", []int{0, 1}, func(w *world) *proxy.Handle { return w.holds(1, "XA COMMIT") }},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
@@ -173,6 +176,12 @@ func TestKilledWhileStopping(t *testing.T) {
 			s.mustSay(`msg="stopping: finishing what is in flight"`)
 			s.signal(syscall.SIGUSR1)
 			held.Await(t, 1)
+			servers.Eventually(t, time.Minute, func() error {
+				if got := w.prepared(); !slices.Equal(got, c.left) {
+					return fmt.Errorf("prepared: %v, want %v", got, c.left)
+				}
+				return nil
+			})
 			s.kill()
 
 			s = w.runAs("one")
