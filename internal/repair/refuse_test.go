@@ -291,3 +291,30 @@ func TestClockOfThen(t *testing.T) {
 		})
 	}
 }
+
+// TestFutureAndThenApplied: a message is in the future, is sent again when it is
+// not, and comes a third time.
+func TestFutureAndThenApplied(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		wait(100 * 24 * time.Hour)
+		r := newRig(t, 1)
+		m := message("id", time.Now().Add(time.Hour), "a", "1", "USD")
+		for range 3 {
+			r.start()
+			r.topic.append(0, m)
+			r.work()
+			wait(time.Hour)
+		}
+		l := &loss{rig: r, before: [][]string{r.shards[0].lines()}}
+		for n, outcome := range []string{"in_future", "sum USD: 1 0 1", "Duplicates:1"} {
+			if !strings.Contains(l.before[0][n], outcome) {
+				t.Fatalf("not %s: %s", outcome, l.before[0][n])
+			}
+		}
+		l.loses(0, 3)
+		if _, err := l.repair(l.repairer()); err != nil {
+			t.Fatal(err)
+		}
+		l.mustBeAgain()
+	})
+}

@@ -373,7 +373,7 @@ func (r *rig) Epochs(ctx context.Context, i int, _ checkpoint.Lane, from, to int
 func (r *rig) Rebook(ctx context.Context, i int, b *checkpoint.Branch, ledgerOn bool, at time.Time) error {
 	s := r.shards[i]
 	s.note(b.GTRID, at, ledgerOn)
-	return s.Shard.Rebook(ctx, b)
+	return s.Rebook(ctx, b)
 }
 
 // ---- messages
