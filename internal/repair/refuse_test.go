@@ -91,6 +91,7 @@ func TestRefuses(t *testing.T) {
 		{name: "a currency less", shards: 1, lose: func(l *loss) { l.loses(0, 3); l.cfg.Decoder.Currencies = []string{"USD"} }, reason: repair.ReasonNotExact, says: "by this configuration it is rejected (unknown_currency)"},
 		{name: "a currency more", shards: 1, lose: func(l *loss) { l.loses(0, 3); l.cfg.Decoder.Currencies = []string{"USD", "EUR", "GBP"} }, reason: repair.ReasonNotExact, says: "was not applied, but by this configuration it would have been"},
 		{name: "a currency more, all lost", shards: 1, lose: func(l *loss) { l.loses(0, 6); l.cfg.Decoder.Currencies = []string{"USD", "EUR", "GBP"} }, reason: repair.ReasonNotExact},
+		{name: "another skew", shards: 2, lose: func(l *loss) { l.loses(1, 3); l.cfg.Skew = time.Second }, reason: repair.ReasonNotExact, says: "comes out otherwise than it was: 5 records (2 applied, 1 duplicates, 0 conflicts, 2 rejected)"},
 		{name: "another lateness", shards: 1, lose: func(l *loss) { l.loses(0, 3); l.cfg.Lateness /= 2 }, reason: repair.ReasonNotExact, says: "dedup.lateness"},
 		{name: "another lateness in between", shards: 1, between: func(n int, cfg *pipeline.Config) {
 			if n == 4 {

@@ -49,7 +49,7 @@ func usersOf(t *testing.T, cfg txsink.Config) (reader, service, migrate user) {
 	}
 	check := func(ctx context.Context, cfg txsink.Config) error {
 		err := opened(cfg, func(s *txsink.Sink) error { return s.Check(ctx) })
-		if cfg.Repairs = true; err == nil {
+		if cfg.Repairs = true; err == nil || !strings.Contains(err.Error(), " lacks ") { // it has all that run needs
 			err = opened(cfg, func(s *txsink.Sink) error { return s.Check(ctx) })
 		}
 		return err
@@ -219,7 +219,7 @@ func TestRightsOfARepair(t *testing.T) {
 		"a dry run": func(c *txsink.Config) { c.Repairs, c.LooksOnly = true, true }, "a repair": func(c *txsink.Config) { c.Repairs = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			wantRefusal(t, check(change), checkpoint.ReasonShardUnfit, "east", "lacks rights: SELECT on billing_epoch_sum", "GRANT SELECT ON `"+database(t, cfg.Shards[0].DSN)+"`.billing_epoch_sum TO "+service.name)
+			wantRefusal(t, check(change), checkpoint.ReasonShardUnfit, "east", "lacks rights: SELECT on billing_epoch_sum", "SELECT ON `"+database(t, cfg.Shards[0].DSN)+"`.billing_epoch_sum TO "+service.name)
 		})
 	}
 }
