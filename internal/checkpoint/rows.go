@@ -47,7 +47,7 @@ func (job *Job) epochRow(ctx context.Context, lane Lane, shard Shard, d *Decisio
 func oldBranch(lane Lane, shard Shard, g GTRID, n Name, d *Decision) error {
 	return &Refusal{Reason: ReasonOldBranch, What: lane.String(),
 		Wrong: fmt.Sprintf("shard %s has the prepared branch %s of epoch %d, but epoch %d is decided: the shard has come back older than it was", shard.Name(), g, n.Seq, d.Seq),
-		Next:  "find out from which backup or replica it was restored, and do not end the branch by hand before; see the runbook"}
+		Next:  "find out from which backup or replica it was restored, and do not end the branch by hand; if this server stays, billing repair shows what is missing, and books it again from Kafka; see the runbook"}
 }
 
 func lostDecisions(lane Lane, shard Shard, g GTRID, n Name, d *Decision) error {
@@ -69,7 +69,7 @@ func lostEpoch(ctx context.Context, lane Lane, shard Shard, d *Decision) error {
 	}
 	return &Refusal{Reason: ReasonLostEpoch, What: lane.String(),
 		Wrong: fmt.Sprintf("shard %s has lost the committed epoch %d (branch %s, offsets up to %d): it is neither prepared nor there; the shard has %s", shard.Name(), d.Seq, d.GTRID, d.Next, has),
-		Next:  "was the shard failed over, restored from a backup, or the branch rolled back by hand? Restart mysqld once (a branch that was detached in the wrong instant comes back only then), then restore what is missing; see the runbook"}
+		Next:  "was the shard failed over, restored from a backup, or the branch rolled back by hand? Restart mysqld once (a branch that was detached in the wrong instant comes back only then). Where the rest of its binary log can't be had back, billing repair shows what is missing, and books it again from Kafka; see the runbook"}
 }
 
 func otherEpoch(lane Lane, shard Shard, d *Decision, row EpochRow) error {

@@ -21,15 +21,15 @@ func (c *Client) ReadState(ctx context.Context, partition int32, from int64, fn 
 }
 
 // ReadInput calls fn for the committed records of the input in [from, to), in
-// order. The end must not be beyond the high watermark; where the log begins
+// order, with the time that each has in Kafka. The end must not be beyond the high watermark; where the log begins
 // behind from, it fails.
-func (c *Client) ReadInput(ctx context.Context, partition int32, from, to int64, fn func(*event.Record) error) error {
+func (c *Client) ReadInput(ctx context.Context, partition int32, from, to int64, fn func(r *event.Record, written time.Time) error) error {
 	log := newPartitionLog(c.reads, c.cfg.Topic, partition)
 	log.wait = 0
 	var own error // comes back as it is
 	err := log.readTo(ctx, from, to, func() {}, func(r *kgo.Record) error {
 		records, _ := convert([]*kgo.Record{r})
-		own = fn(&records[0])
+		own = fn(&records[0], r.Timestamp)
 		return own
 	})
 	if own != nil {

@@ -34,6 +34,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"iter"
+	"slices"
 
 	"github.com/cespare/xxhash/v2"
 )
@@ -172,15 +173,16 @@ func (s *State) Restored(forgottenBefore int64) (count, checksum uint64) {
 	return count, checksum
 }
 
-// AppliedIn counts the entries whose ids were first applied at offsets in [from, to).
-// It looks at all entries.
-func (s *State) AppliedIn(from, to int64) (n int64) {
+// AppliedIn are the offsets in [from, to) at which ids of the state were first
+// applied, in order. It looks at all entries.
+func (s *State) AppliedIn(from, to int64) (offsets []int64) {
 	s.index.each(func(e *slot) {
 		if o := e.offset(); e.bucket() > s.dead && from <= o && o < to {
-			n++
+			offsets = append(offsets, o)
 		}
 	})
-	return n
+	slices.Sort(offsets)
+	return offsets
 }
 
 // NewestBefore is a time, µs since 1970 UTC, that no event is later than by more than

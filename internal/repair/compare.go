@@ -14,16 +14,20 @@ import (
 // comes of the same messages by the same rules.
 func (r *replay) compare(e *epoch, filled *aggregate.Epoch) error {
 	wrong := func(format string, args ...any) error {
-		return r.refuse(ReasonNotExact, "use the configuration that the epochs were written with; if it is the same, messages were deleted or compacted away: see the runbook",
+		return r.refuse(ReasonNotExact, sameConfiguration,
 			"epoch %d (offsets %d to %d) comes out otherwise than it was: %s", e.seq, e.from, e.next-1, fmt.Sprintf(format, args...))
 	}
 	counts := checkpoint.Counts(filled.Counts)
 	if counts.In == 0 {
-		return r.refuse(ReasonMessagesDeleted, "see the runbook", "of epoch %d (offsets %d to %d) Kafka has no message any more", e.seq, e.from, e.next-1)
+		return r.refuse(ReasonMessagesDeleted, deletedAdvice, "of epoch %d (offsets %d to %d) Kafka has no message any more", e.seq, e.from, e.next-1)
 	}
 	for _, i := range slices.Sorted(maps.Keys(e.shown)) {
 		shown, name := e.shown[i], r.cfg.Job.Shards[i].Name()
 		part := &filled.Parts[i]
+		if counts.In < shown.Counts.In {
+			return r.refuse(ReasonMessagesDeleted, deletedAdvice, "of the %d messages of epoch %d (offsets %d to %d) Kafka has only %d: others were deleted or compacted away",
+				shown.Counts.In, e.seq, e.from, e.next-1, counts.In)
+		}
 		if counts != shown.Counts {
 			return wrong("%s, shard %s has %s", countsText(counts), name, countsText(shown.Counts))
 		}

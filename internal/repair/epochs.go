@@ -20,13 +20,13 @@ type epoch struct {
 
 // start is where the lost epochs begin, as far as it is known.
 type start struct {
-	exact           bool  // stream time and horizon are
-	streamTime      int64 // µs since 1970 UTC, as all below
-	forgottenBefore int64
-	offset          int64 // of a lane of which nothing is left: where its first epoch began
-
+	offset  int64               // of a lane of which nothing is left: where its first epoch began
+	reached map[int64]reached   // by epoch: what the stream had come to at its end, where a decision says so
 	written map[int64]time.Time // by epoch: when it was prepared or decided, by the clock of the service
 }
+
+// reached is what a stream has come to, µs since 1970 UTC.
+type reached struct{ streamTime, forgottenBefore int64 }
 
 // findEpochs puts the lost epochs together: from the shards that have them, and
 // from the decisions that Kafka still has.
@@ -40,7 +40,12 @@ func (l *Loss) findEpochs(ctx context.Context, cfg *Config) error {
 	for seq := first.Has + 1; seq <= l.Decision.Seq; seq++ {
 		l.epochs = append(l.epochs, &epoch{seq: seq, shown: map[int]*checkpoint.BookedEpoch{}})
 	}
+	d := &l.Decision
 	l.start.written = map[int64]time.Time{}
+	l.start.reached = map[int64]reached{
+		0:     {}, // the lane's first epoch follows on nothing
+		d.Seq: {d.StreamTime, d.ForgottenBefore},
+	}
 	for i := range cfg.Job.Shards {
 		// With the two before: they bound the clock of then.
 		err := cfg.MySQL.Epochs(ctx, i, l.Lane, max(first.Has-1, 1), l.Decision.Seq, func(e *checkpoint.BookedEpoch) error {
@@ -70,9 +75,6 @@ func (l *Loss) findEpochs(ctx context.Context, cfg *Config) error {
 // decided, with those that say what the lane had come to before.
 func (l *Loss) past(ctx context.Context, cfg *Config, has int64) (map[int64]checkpoint.Decision, error) {
 	own := map[int64]checkpoint.Decision{} // the epoch's own, and not a takeover's or an idle lane's
-	if has == 0 {
-		l.start.exact = true // the lane's first epoch follows on nothing
-	}
 	enough := func(text string) bool {
 		d, err := checkpoint.ParseDecision(text)
 		return err == nil && d.Seq <= has
@@ -89,11 +91,15 @@ func (l *Loss) past(ctx context.Context, cfg *Config, has int64) (map[int64]chec
 				l.start.written[d.Seq] = written
 			}
 		}
-		switch {
-		case d.Seq == 0:
+		if d.Seq == 0 {
 			l.start.offset = d.Next
-		case d.Seq == has:
-			l.start.exact, l.start.streamTime, l.start.forgottenBefore = true, d.StreamTime, d.ForgottenBefore
+		}
+		if d.Seq == 0 && before < 0 {
+			// The first takeover: no record was taken before it.
+			l.start.written[-1], l.start.written[0] = written, written
+		}
+		if d.Seq <= l.Decision.Seq {
+			l.start.reached[d.Seq] = reached{d.StreamTime, d.ForgottenBefore}
 		}
 		before = d.Seq
 		return nil
@@ -107,10 +113,7 @@ func (l *Loss) past(ctx context.Context, cfg *Config, has int64) (map[int64]chec
 // join makes the chain of the lost epochs, each beginning where the one before
 // ended.
 func (l *Loss) join(cfg *Config, first *Missing, past map[int64]checkpoint.Decision) error {
-	at, ledgerOn := first.From, cfg.Ledger
-	if first.row != nil {
-		ledgerOn = first.row.LedgerOn
-	}
+	at := first.From
 	unknownFrom, unknownTo := int64(0), int64(0)
 	for _, e := range l.epochs {
 		known := false
@@ -122,13 +125,11 @@ func (l *Loss) join(cfg *Config, first *Missing, past map[int64]checkpoint.Decis
 			return nil
 		}
 		var errs []error
-		e.ledgerOn = ledgerOn
 		for i, shown := range e.shown {
 			errs = append(errs, claim("shard "+cfg.Job.Shards[i].Name(), shown.GTRID, shown.OffsetNext))
 			if e.from = shown.OffsetFrom; unknownFrom == 0 && e.from != at && e.seq != 1 {
 				errs = append(errs, l.refuse(ReasonNotExact, "billing verify says what is wrong", "epoch %d begins at offset %d on shard %s, the one before ends at %d", e.seq, e.from, cfg.Job.Shards[i].Name(), at))
 			}
-			e.ledgerOn = shown.LedgerOn
 		}
 		if d, ok := past[e.seq]; ok {
 			errs = append(errs, claim("the decision of then", d.GTRID, d.Next))
@@ -145,7 +146,7 @@ func (l *Loss) join(cfg *Config, first *Missing, past map[int64]checkpoint.Decis
 		case !known:
 			unknownTo = e.seq
 		}
-		at, ledgerOn = e.next, e.ledgerOn
+		at = e.next
 	}
 	last := l.epochs[len(l.epochs)-1]
 	if unknownFrom > 0 {
@@ -155,6 +156,9 @@ func (l *Loss) join(cfg *Config, first *Missing, past map[int64]checkpoint.Decis
 	if last.gtrid != l.Decision.GTRID {
 		return l.refuse(ReasonNotExact, "billing verify says what is wrong", "epoch %d was found as branch %s, the decision names %s", last.seq, last.gtrid, l.Decision.GTRID)
 	}
+	if err := l.ledgers(cfg, first); err != nil {
+		return err
+	}
 	if first.Has == 0 && len(l.epochs[0].shown) == 0 {
 		l.epochs[0].from = l.start.offset
 	}
@@ -162,4 +166,33 @@ func (l *Loss) join(cfg *Config, first *Missing, past map[int64]checkpoint.Decis
 		m.From, m.Next = l.epoch(m.Has+1).from, last.next
 	}
 	return nil
+}
+
+// ledgers says of each lost epoch whether the ledger was on. Where no shard shows
+// it, it was as before and behind them.
+func (l *Loss) ledgers(cfg *Config, first *Missing) error {
+	on := cfg.Ledger // of a lane of which nothing is left
+	if first.row != nil {
+		on = first.row.LedgerOn
+	}
+	unshown := int64(0) // the first of the epochs before this one that nobody shows
+	meets := func(seq int64, then bool) error {
+		if unshown > 0 && then != on {
+			return l.refuse(ReasonNotExact, "set ledger.enabled, for the repair, to what it was when they were written; if it was switched between them, see the runbook",
+				"no shard shows whether the ledger was on in the epochs %d to %d: before them it was %t, and then %t", unshown, seq-1, on, then)
+		}
+		unshown, on = 0, then
+		return nil
+	}
+	for _, e := range l.epochs {
+		for _, shown := range e.shown {
+			if err := meets(e.seq, shown.LedgerOn); err != nil {
+				return err
+			}
+		}
+		if e.ledgerOn = on; len(e.shown) == 0 && unshown == 0 {
+			unshown = e.seq
+		}
+	}
+	return meets(l.Decision.Seq+1, cfg.Ledger)
 }

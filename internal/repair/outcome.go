@@ -10,7 +10,8 @@ import (
 
 // horizon is what the lane's stream had come to when a record had its outcome, µs
 // since 1970 UTC. It is exact where the decision before the lost epochs is still
-// there; else it lies between two bounds, which hardly any record falls between.
+// there, and behind each one that is; else it lies between two bounds, which hardly
+// any record falls between.
 type horizon struct {
 	streamLow, streamHigh int64
 	low, high             int64 // of forgotten_before
@@ -18,18 +19,22 @@ type horizon struct {
 	end                   int64 // forgotten_before of the last decision: entries of buckets up to there are gone
 }
 
-func newHorizon(l *Loss, cfg *Config, state *dedup.State, from int64) horizon {
-	d := &l.Decision
+func newHorizon(l *Loss, cfg *Config, state *dedup.State) horizon {
+	first, d := l.epochs[0], &l.Decision
 	h := horizon{lateness: cfg.Lateness.Microseconds(), end: d.ForgottenBefore}
-	if l.start.exact {
-		h.streamLow, h.streamHigh = l.start.streamTime, l.start.streamTime
-		h.low, h.high = l.start.forgottenBefore, l.start.forgottenBefore
+	if was, ok := l.start.reached[first.seq-1]; ok {
+		h.is(was)
 	} else {
-		h.streamLow, h.streamHigh = state.NewestBefore(from), d.StreamTime
+		h.streamLow, h.streamHigh = state.NewestBefore(first.from), d.StreamTime
 		h.high = d.ForgottenBefore
 	}
 	h.move()
 	return h
+}
+
+// is: a decision says it.
+func (h *horizon) is(r reached) {
+	h.streamLow, h.streamHigh, h.low, h.high = r.streamTime, r.streamTime, r.forgottenBefore, r.forgottenBefore
 }
 
 // move is the rule by which a lane forgets, for both bounds. Neither comes beyond
@@ -51,9 +56,9 @@ func (h *horizon) applied(t int64) {
 	}
 }
 
-// reaches reports whether the stream can have come to what the last decision says.
-func (h *horizon) reaches(streamTime, forgottenBefore int64) bool {
-	return h.streamLow <= streamTime && streamTime <= h.streamHigh && h.low <= forgottenBefore && forgottenBefore <= h.high
+// reaches reports whether the stream can have come to what a decision says.
+func (h *horizon) reaches(r reached) bool {
+	return h.streamLow <= r.streamTime && r.streamTime <= h.streamHigh && h.low <= r.forgottenBefore && r.forgottenBefore <= h.high
 }
 
 func (h horizon) String() string {
@@ -80,21 +85,29 @@ func (s *start) clockOf(seq int64) clock { return clock{from: s.written[seq-2], 
 
 // take gives a record the outcome that it had. Each is told by a fact: the state
 // says where an id was first applied.
-func (r *replay) take(rec *event.Record) error {
+func (r *replay) take(rec *event.Record, written time.Time) error {
+	r.passed(rec.Offset)
+	applied := len(r.applied) > 0 && r.applied[0] == rec.Offset
+	if applied {
+		r.applied = r.applied[1:]
+	}
 	var e event.Event
 	if rejection := r.decoder.Decode(rec, &e); rejection != nil {
+		if applied {
+			return r.refuse(ReasonNotExact, sameConfiguration,
+				"the message at offset %d was applied, but by this configuration it is rejected (%s)", rec.Offset, rejection.Reason)
+		}
 		r.filling.Reject(rec, rejection.Reason, rejection.Detail)
 		return nil
 	}
 	h := &r.horizon
 	first, known := r.state.Lookup(&e.Key, r.Decision.ForgottenBefore)
 	switch {
-	case known && first.Offset == rec.Offset:
-		if first.Content != e.Content || e.Time < h.low {
-			return r.refuse(ReasonNotExact, "use the configuration that the epochs were written with; if it is the same, report it and change nothing",
+	case applied:
+		if !known || first.Offset != rec.Offset || first.Content != e.Content || e.Time < h.low {
+			return r.refuse(ReasonNotExact, sameConfiguration,
 				"the message at offset %d was applied, but what it says now is not what the dedup state remembers of it", rec.Offset)
 		}
-		r.applied++
 		r.filling.Apply(&e, rec.Offset)
 		h.applied(e.Time)
 	case e.Time < h.low:
@@ -104,7 +117,7 @@ func (r *replay) take(rec *event.Record) error {
 	case known && first.Offset < rec.Offset && first.Content == e.Content:
 		r.filling.Duplicate() // it was not in the future: the first one was not
 	case known && first.Offset < rec.Offset:
-		switch r.future(e.Time) {
+		switch r.future(e.Time, written) {
 		case no:
 			r.filling.Conflict(rec, &e, first.Offset)
 		case yes:
@@ -114,12 +127,27 @@ func (r *replay) take(rec *event.Record) error {
 		}
 	case h.forgotten(e.Time):
 		r.cannotTell(rec) // applied and forgotten since, or not applied
+	case r.future(e.Time, written) == no:
+		return r.refuse(ReasonNotExact, sameConfiguration,
+			"the message at offset %d was not applied, but by this configuration it would have been", rec.Offset)
 	default:
 		// Its id was not known and it was not applied: its time was ahead. No
 		// other reason is left.
 		r.filling.InFuture(rec, r.cfg.Skew)
 	}
 	return nil
+}
+
+const sameConfiguration = "use the configuration that the epochs were written with (message, dedup, and whatever of it was changed since); if it is the same, see the runbook"
+
+// passed notes what was applied before the offset and is not in Kafka.
+func (r *replay) passed(offset int64) {
+	for len(r.applied) > 0 && r.applied[0] < offset {
+		if r.gone++; r.gone == 1 {
+			r.firstGone = r.applied[0]
+		}
+		r.applied = r.applied[1:]
+	}
 }
 
 // cannotTell notes a record whose outcome is not known any more.
@@ -139,11 +167,17 @@ const (
 )
 
 // future answers whether an event of this time was in the future when it was
-// looked at. What was applied before was not, so nothing up to its time is.
-func (r *replay) future(t int64) answer {
+// looked at. What was applied before was not, so nothing up to its time is. And it
+// was looked at when it was in Kafka: the clock of who wrote it is believed, where
+// it is not behind what the service did with it.
+func (r *replay) future(t int64, written time.Time) answer {
 	skew := r.cfg.Skew
+	from := r.clock.from
+	if written.After(from) && !written.After(r.clock.to) {
+		from = written
+	}
 	switch {
-	case t <= r.horizon.streamLow, !r.clock.from.IsZero() && t <= r.clock.from.Add(skew).UnixMicro():
+	case t <= r.horizon.streamLow, !from.IsZero() && t <= from.Add(skew).UnixMicro():
 		return no
 	case !r.clock.to.IsZero() && t > r.clock.to.Add(skew).UnixMicro():
 		return yes

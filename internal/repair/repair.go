@@ -38,8 +38,9 @@ type Kafka interface {
 	Look(ctx context.Context, partition int32) (checkpoint.Read, error)
 	// ReadState reads the lane's dedup state, as an Owner does.
 	ReadState(ctx context.Context, partition int32, from int64, fn func(offset int64, data []byte) error) error
-	// ReadInput reads the committed records of [from, to), in order.
-	ReadInput(ctx context.Context, partition int32, from, to int64, fn func(*event.Record) error) error
+	// ReadInput reads the committed records of [from, to), in order, with the time
+	// that each of them has in Kafka.
+	ReadInput(ctx context.Context, partition int32, from, to int64, fn func(r *event.Record, written time.Time) error) error
 	// Compacted reports whether the input may lack messages in the middle.
 	Compacted(ctx context.Context) (bool, error)
 	// PastDecisions reads the lane's decisions in order, from one on of which enough
@@ -171,9 +172,42 @@ func Find(ctx context.Context, cfg *Config, lanes []checkpoint.Lane) []Finding {
 	return found
 }
 
-// find is S2's and S4's judgement on the lane, and what is missing where a shard
-// has come back older.
+// find looks until what it finds is of one moment: another repair may be at work.
 func find(ctx context.Context, cfg *Config, lane checkpoint.Lane) (*Loss, error) {
+	for {
+		before, err := laneRows(ctx, cfg, lane)
+		if err != nil {
+			return nil, err
+		}
+		l, found := findOnce(ctx, cfg, lane)
+		if checkpoint.AsRefusal(found) == nil {
+			return l, found
+		}
+		after, err := laneRows(ctx, cfg, lane)
+		if err != nil {
+			return nil, err
+		}
+		if slices.Equal(after, before) {
+			return l, found
+		}
+	}
+}
+
+// laneRows are the lane's rows on all shards.
+func laneRows(ctx context.Context, cfg *Config, lane checkpoint.Lane) (rows []checkpoint.LaneRow, err error) {
+	for _, shard := range cfg.Job.Shards {
+		row, _, err := shard.LaneRow(ctx, lane)
+		if err != nil {
+			return nil, fmt.Errorf("shard %s: lane %s: %w", shard.Name(), lane, err)
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// findOnce is S2's and S4's judgement on the lane, and what is missing where a
+// shard has come back older.
+func findOnce(ctx context.Context, cfg *Config, lane checkpoint.Lane) (*Loss, error) {
 	lctx, cancel := context.WithTimeout(ctx, cmp.Or(cfg.Patience, 10*time.Second)+cfg.Job.Limits.LookAgain)
 	defer cancel()
 	_, d, err := cfg.Job.ForeseeLane(lctx, lane, func(ctx context.Context) (checkpoint.Read, error) {
@@ -182,11 +216,18 @@ func find(ctx context.Context, cfg *Config, lane checkpoint.Lane) (*Loss, error)
 	if err == nil {
 		return nil, nil
 	}
+	lost := false
+	var others []error // what another shard says: it could not be asked, or worse
 	for _, p := range checkpoint.Problems(err) {
 		var r *checkpoint.Refusal
 		if !errors.As(p, &r) || r.Reason != checkpoint.ReasonLostEpoch && r.Reason != checkpoint.ReasonOldBranch {
-			return nil, err //nolint:wrapcheck // it says itself what it is
+			others = append(others, p)
+			continue
 		}
+		lost = lost || r.Reason == checkpoint.ReasonLostEpoch
+	}
+	if len(others) > 0 {
+		return nil, errors.Join(others...) // each says itself what it is
 	}
 	l := &Loss{Lane: lane, Decision: d}
 	for i, shard := range cfg.Job.Shards {
@@ -198,8 +239,11 @@ func find(ctx context.Context, cfg *Config, lane checkpoint.Lane) (*Loss, error)
 			l.Missing = append(l.Missing, m)
 		}
 	}
-	if len(l.Missing) == 0 {
+	switch {
+	case len(l.Missing) == 0 && lost:
 		return nil, nil // it has come meanwhile
+	case len(l.Missing) == 0:
+		return nil, err //nolint:wrapcheck // an old branch on a shard that lacks nothing: who left it, a person has to find out
 	}
 	if err := l.findEpochs(ctx, cfg); err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"billing/internal/aggregate"
 	"billing/internal/checkpoint"
@@ -24,8 +25,10 @@ type replay struct {
 	at        int              // index of the epoch that is being filled
 	filling   *aggregate.Epoch // of epochs[at]
 	clock     clock            // when its records had their outcomes
-	applied   int64            // of all epochs, those that the state has
-	unsure    []int64          // offsets of records whose outcome can't be told
+	applied   []int64          // offsets that the state has, and that were not met yet
+	gone      int64            // such offsets that Kafka does not have
+	firstGone int64
+	unsure    []int64 // offsets of records whose outcome can't be told
 	unsureAll int64
 }
 
@@ -40,11 +43,13 @@ func (l *Loss) replay(ctx context.Context, cfg *Config, step string, done func(*
 	if err != nil {
 		return err
 	}
-	r := &replay{Loss: l, cfg: cfg, done: done, decoder: event.NewDecoder(cfg.Decoder), state: state}
-	r.horizon = newHorizon(l, cfg, state, first.from)
+	r := &replay{
+		Loss: l, cfg: cfg, done: done, decoder: event.NewDecoder(cfg.Decoder), state: state,
+		horizon: newHorizon(l, cfg, state), applied: state.AppliedIn(first.from, last.next),
+	}
 	r.begin(0)
 	read := int64(0)
-	err = cfg.Kafka.ReadInput(ctx, l.Lane.Partition, first.from, last.next, func(rec *event.Record) error {
+	err = cfg.Kafka.ReadInput(ctx, l.Lane.Partition, first.from, last.next, func(rec *event.Record, written time.Time) error {
 		for rec.Offset >= r.epochs[r.at].next {
 			if err := r.end(); err != nil {
 				return err
@@ -53,7 +58,7 @@ func (l *Loss) replay(ctx context.Context, cfg *Config, step string, done func(*
 		if read++; read%1000 == 0 && cfg.Progress != nil {
 			cfg.Progress(l.Lane, step, rec.Offset-first.from, last.next-first.from)
 		}
-		return r.take(rec)
+		return r.take(rec, written)
 	})
 	for err == nil && r.at < len(r.epochs) {
 		err = r.end()
@@ -61,7 +66,7 @@ func (l *Loss) replay(ctx context.Context, cfg *Config, step string, done func(*
 	if err != nil {
 		return err //nolint:wrapcheck // it says itself what it is
 	}
-	return r.whole(first.from, last.next)
+	return r.whole()
 }
 
 // allThere refuses what Kafka does not have any more.
@@ -70,14 +75,13 @@ func (l *Loss) allThere(ctx context.Context, cfg *Config, from, next int64) erro
 	if err != nil {
 		return err //nolint:wrapcheck // it names the lane
 	}
-	const advice = "copy them back from where they are kept to another topic, and end this job with a new one, as the runbook says; and raise the topic's retention"
 	switch {
 	case r.TopicID != l.Decision.TopicID:
 		return l.refuse(checkpoint.ReasonTopicRecreated, "a recreated topic does not have the messages of the old one; see the runbook", "the topic has id %s, the decision was made with %s", r.TopicID, l.Decision.TopicID)
 	case r.LogStart > from:
-		return l.refuse(ReasonMessagesDeleted, advice, "the lost epochs have the offsets %d to %d, but the partition begins at %d: %d of them were deleted", from, next-1, r.LogStart, min(r.LogStart, next)-from)
+		return l.refuse(ReasonMessagesDeleted, deletedAdvice, "the lost epochs have the offsets %d to %d, but the partition begins at %d: %d of them were deleted", from, next-1, r.LogStart, min(r.LogStart, next)-from)
 	case r.LogEnd < next:
-		return l.refuse(ReasonMessagesDeleted, advice, "the lost epochs have the offsets %d to %d, but the partition ends at %d", from, next-1, r.LogEnd)
+		return l.refuse(ReasonMessagesDeleted, deletedAdvice, "the lost epochs have the offsets %d to %d, but the partition ends at %d", from, next-1, r.LogEnd)
 	}
 	i := slices.IndexFunc(l.epochs, func(e *epoch) bool { return len(e.shown) == 0 })
 	if i < 0 {
@@ -93,6 +97,8 @@ func (l *Loss) allThere(ctx context.Context, cfg *Config, from, next int64) erro
 	}
 	return nil
 }
+
+const deletedAdvice = "raise the topic's retention, so that no more is deleted; take the messages from where they are kept, and end this job with a new one, as the runbook says"
 
 // restore is S5: the dedup state as it was at the decision.
 func (l *Loss) restore(ctx context.Context, cfg *Config) (*dedup.State, error) {
@@ -131,10 +137,18 @@ func (r *replay) begin(i int) {
 // end closes the epoch that is being filled.
 func (r *replay) end() error {
 	e := r.epochs[r.at]
-	// What can't be told at all is said at the end, with all of its kind.
-	if r.unsureAll == 0 {
+	r.passed(e.next)
+	// What is gone, or can't be told at all, is said at the end, with all of its kind.
+	if r.unsureAll == 0 && r.gone == 0 {
 		if err := r.compare(e, r.filling); err != nil {
 			return err
+		}
+		if was, ok := r.start.reached[e.seq]; ok {
+			if !r.horizon.reaches(was) {
+				return r.refuse(ReasonNotExact, "use the configuration that the epochs were written with: dedup.lateness, or what messages are valid, was another then; if dedup.lateness was changed between these epochs, see the runbook",
+					"with these messages the lane's stream time and horizon come to %s, the decision of epoch %d says %d and %d", r.horizon, e.seq, was.streamTime, was.forgottenBefore)
+			}
+			r.horizon.is(was)
 		}
 		if err := r.done(e, r.filling); err != nil {
 			return err
@@ -145,18 +159,14 @@ func (r *replay) end() error {
 }
 
 // whole is what can be said only when all messages are read.
-func (r *replay) whole(from, next int64) error {
-	if r.unsureAll > 0 {
+func (r *replay) whole() error {
+	switch {
+	case r.gone > 0:
+		return r.refuse(ReasonMessagesDeleted, deletedAdvice,
+			"%d of the messages that were applied (the first at offset %d) are not in Kafka any more: they were deleted or compacted away", r.gone, r.firstGone)
+	case r.unsureAll > 0:
 		return r.refuse(ReasonNotExact, "see the runbook: look these messages up where they come from, and end this job with a new one",
 			"of %d messages (the first at offsets %v) it can't be told any more whether they were booked: their time is so long ago that their ids are forgotten since, or nobody knows the clock of then", r.unsureAll, r.unsure)
-	}
-	if has := r.state.AppliedIn(from, next); has != r.applied {
-		return r.refuse(ReasonMessagesDeleted, "copy them back from where they are kept to another topic, and end this job with a new one, as the runbook says",
-			"the dedup state has %d ids that were first applied in the offsets %d to %d, Kafka has only %d of these messages: others were deleted or compacted away", has, from, next-1, r.applied)
-	}
-	if d := &r.Decision; !r.horizon.reaches(d.StreamTime, d.ForgottenBefore) {
-		return r.refuse(ReasonNotExact, "use the configuration that the epochs were written with: dedup.lateness, or what messages are valid, was another then",
-			"with these messages the lane's stream time and horizon come to %s, the decision of epoch %d says %d and %d", r.horizon, d.Seq, d.StreamTime, d.ForgottenBefore)
 	}
 	return nil
 }

@@ -183,7 +183,7 @@ func TestRefusalTable(t *testing.T) {
 			t.Errorf("%s has no row of five cells for %s", protocolDoc, word)
 			continue
 		}
-		if !slices.Contains([]string{"process, 3", "lane", "`billing migrate`, 3", "`billing xa resolve`, 3"}, cells[2]) {
+		if !slices.Contains([]string{"process, 3", "lane", "`billing migrate`, 3", "`billing xa resolve`, 3", "`billing repair`, 3"}, cells[2]) {
 			t.Errorf("%s: %s stops %q", protocolDoc, word, cells[2])
 		}
 		accept, what, _ := strings.Cut(strings.Trim(cells[3], "`"), ":")

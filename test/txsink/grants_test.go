@@ -48,7 +48,11 @@ func usersOf(t *testing.T, cfg txsink.Config) (reader, service, migrate user) {
 		return u
 	}
 	check := func(ctx context.Context, cfg txsink.Config) error {
-		return opened(cfg, func(s *txsink.Sink) error { return s.Check(ctx) })
+		err := opened(cfg, func(s *txsink.Sink) error { return s.Check(ctx) })
+		if cfg.Repairs = true; err == nil || !strings.Contains(err.Error(), " lacks ") { // it has all that run needs
+			err = opened(cfg, func(s *txsink.Sink) error { return s.Check(ctx) })
+		}
+		return err
 	}
 	return named(servers.AsReader, lookAtAll), named(func(dsn string) string { return dsn }, check),
 		named(servers.AsMigrate, func(ctx context.Context, cfg txsink.Config) error { return txsink.Migrate(ctx, cfg, io.Discard) })
@@ -63,9 +67,13 @@ func opened(cfg txsink.Config, fn func(*txsink.Sink) error) error {
 	return errors.Join(fn(s), s.Close())
 }
 
-// lookAtAll is what verify, status and xa list ask for.
+// lookAtAll is what verify, status, xa list and a repair's dry run ask for.
 func lookAtAll(ctx context.Context, cfg txsink.Config) error {
-	cfg.LooksOnly = true
+	cfg.LooksOnly, cfg.Repairs = true, true
+	if err := opened(cfg, func(s *txsink.Sink) error { return s.Check(ctx) }); err != nil {
+		return err
+	}
+	cfg.Repairs = false
 	return opened(cfg, func(s *txsink.Sink) error {
 		if err := s.Check(ctx); err != nil {
 			return err
@@ -183,8 +191,36 @@ func TestGrantsAreTheLeast(t *testing.T) {
 			t.Errorf("%s with all rights: %v", u.name, err)
 		}
 	}
-	if err := lookAtAll(t.Context(), service.cfg); err == nil || !strings.Contains(err.Error(), "SELECT on billing_epoch_sum, billing_rejects, billing_totals") {
+	if err := lookAtAll(t.Context(), service.cfg); err == nil || !strings.Contains(err.Error(), "SELECT on billing_rejects, billing_totals") {
 		t.Errorf("the service's user reads everything: %v", err)
+	}
+}
+
+// TestRightsOfARepair: it compares with what the other shards show, and the service itself does without that right.
+func TestRightsOfARepair(t *testing.T) {
+	t.Parallel()
+	cfg := loner(t)
+	migrate(t, cfg)
+	_, service, _ := usersOf(t, cfg)
+	exec(t, 0, cfg, "REVOKE SELECT ON %s.billing_epoch_sum FROM "+service.name)
+	check := func(change func(*txsink.Config)) error {
+		cfg := service.cfg
+		change(&cfg)
+		return opened(cfg, func(s *txsink.Sink) error { return s.Check(t.Context()) })
+	}
+	for name, change := range map[string]func(*txsink.Config){
+		"the service": func(*txsink.Config) {}, "status": func(c *txsink.Config) { c.LooksOnly = true },
+	} {
+		if err := check(change); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	for name, change := range map[string]func(*txsink.Config){
+		"a dry run": func(c *txsink.Config) { c.Repairs, c.LooksOnly = true, true }, "a repair": func(c *txsink.Config) { c.Repairs = true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantRefusal(t, check(change), checkpoint.ReasonShardUnfit, "east", "lacks rights: SELECT on billing_epoch_sum", "SELECT ON `"+database(t, cfg.Shards[0].DSN)+"`.billing_epoch_sum TO "+service.name)
+		})
 	}
 }
 
