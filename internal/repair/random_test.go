@@ -52,7 +52,7 @@ func asItWas(t *testing.T, seed uint64) (reason string) {
 		pace = 5 * time.Minute
 	}
 	lateness := r.cfg.Lateness
-	r.world.Before(func(context.Context, string) { wait(time.Duration(rng.Int64N(int64(200 * time.Millisecond)))) })
+	r.world.Before(func(context.Context, string) { wait(rand.N(200 * time.Millisecond)) })
 	r.start()
 	for range 20 + rng.IntN(60) {
 		r.topic.append(rng.Int64N(3)/2*rng.Int64N(20), s.next())

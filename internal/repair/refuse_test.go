@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -180,9 +181,9 @@ func TestEveryCallOfARepairFails(t *testing.T) {
 					t.Errorf("call %d %s: %v", n+1, fault, err)
 				}
 				l.world.Plan(nil)
-				again := 0 // calls of the next repair
+				var again atomic.Int64 // calls of the next repair
 				l.world.Before(func(context.Context, string) {
-					if again++; again == 12+n {
+					if again.Add(1) == int64(12+n) {
 						l.world.Land()
 					}
 				})
@@ -208,12 +209,13 @@ func TestTwoRepairs(t *testing.T) {
 			l := sixEpochs(t, 2, nil)
 			l.loses(0, 1+rng.IntN(6))
 			l.loses(1, 1+rng.IntN(6))
-			n, at := 0, 1+rng.IntN(60)
+			var n atomic.Int64
+			at := 1 + rng.Int64N(60)
 			l.world.Before(func(ctx context.Context, _ string) {
 				if checkpointtest.Who(ctx) == "second" {
 					return
 				}
-				if n++; n == at {
+				if n.Add(1) == at {
 					f := repair.Find(checkpointtest.As(ctx, "second"), l.repairer(), []checkpoint.Lane{lane})[0]
 					if f.Loss == nil {
 						return
