@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"sort"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"billing/internal/aggregate"
@@ -101,6 +103,10 @@ func (s *shard) lines() (all []string) {
 	return all
 }
 
+// horizonText is where a horizon stands in a detail. Where no decision of then is
+// left the repair knows only that it was not earlier.
+var horizonText = regexp.MustCompile(`^(time is before )[^,]+`)
+
 func (s *shard) line(b *checkpoint.Branch) string {
 	p := s.part(b)
 	var lines []string
@@ -114,7 +120,7 @@ func (s *shard) line(b *checkpoint.Branch) string {
 		lines = append(lines, fmt.Sprintf("ledger %d %q %q %q %s %d %s %x %x %s", l.Offset, l.ID(), l.Source(), l.Account(), l.Currency, l.Time, l.Amount, l.Key, l.Content, l.Type))
 	}
 	for _, r := range p.Rejects {
-		lines = append(lines, fmt.Sprintf("reject %d %s %s %s %q %d %x", r.Offset, r.Kind, r.Reason, r.Detail, r.Value, r.Size, r.Hash))
+		lines = append(lines, fmt.Sprintf("reject %d %s %s %s %q %d %x", r.Offset, r.Kind, r.Reason, horizonText.ReplaceAllString(r.Detail, "$1"), r.Value, r.Size, r.Hash))
 	}
 	sort.Strings(lines)
 	return fmt.Sprintf("epoch %d incarnation %d %s [%d,%d) %+v applied %d ledger %t\n  %s", b.Seq, b.Incarnation, b.GTRID, b.OffsetFrom, b.OffsetNext,
@@ -127,6 +133,7 @@ type topic struct {
 	records []event.Record
 	written map[int64]time.Time // by offset
 	end     int64
+	grown   func(end int64)
 	handler *pipeline.Pipeline
 	session uint64
 	next    int
@@ -197,6 +204,7 @@ func (s *topic) append(gap int64, values ...[]byte) {
 		s.records = append(s.records, event.Record{Offset: s.end, LeaderEpoch: 1, Value: v, Key: []byte("k")})
 		s.end++
 	}
+	s.grown(s.end)
 	s.mu.Unlock()
 	s.pump()
 }
@@ -204,7 +212,7 @@ func (s *topic) append(gap int64, values ...[]byte) {
 func newRig(t *testing.T, shards int) *rig {
 	t.Helper()
 	r := &rig{t: t, world: checkpointtest.NewWorld(lane, shards), topic: &topic{written: map[int64]time.Time{}}}
-	r.world.LogEnd = 1 << 40
+	r.topic.grown = func(end int64) { r.world.With(func() { r.world.LogEnd = end }) }
 	limits := checkpoint.DefaultLimits(30 * time.Second)
 	limits.Sweep = time.Hour // nothing is left to sweep
 	limits.LookAgain = time.Millisecond
@@ -240,6 +248,7 @@ func (r *rig) start() {
 	r.topic.mu.Unlock()
 	r.lanes.Bind(r.topic)
 	r.lanes.Assigned([]int32{lane.Partition})
+	synctest.Wait() // what is sent then was not waiting
 }
 
 func (r *rig) stop() {
