@@ -53,8 +53,8 @@ func TestRecoveryIsTold(t *testing.T) {
 			if !slices.Equal(e.recovered, recovered) {
 				t.Errorf("recovered: %q, want %q", e.recovered, recovered)
 			}
-			for step, want := range map[checkpoint.Step]time.Duration{checkpoint.StepFetch: 2, checkpoint.StepFill: 3, checkpoint.StepPrepare: 4, checkpoint.StepDecide: 0, checkpoint.StepCommit: 5} {
-				if got := whole.Took[step]; waiting && got != want*time.Second {
+			for step, want := range map[checkpoint.Step]int{checkpoint.StepFetch: 2, checkpoint.StepFill: 3, checkpoint.StepPrepare: 4, checkpoint.StepDecide: 0, checkpoint.StepCommit: 5} {
+				if got := whole.Took[step]; waiting && got != time.Duration(want)*time.Second {
 					t.Errorf("%s took %s, want %d s", checkpoint.Steps[step], got, want)
 				}
 			}

@@ -347,10 +347,19 @@ func (l *chaosLoad) newSource() {
 		l.source.Close()
 	}
 	l.source = l.kafka.Client(l.t, kgo.TransactionalID(l.sourceID), kgo.TransactionTimeout(time.Minute), kgo.RecordPartitioner(kgo.ManualPartitioner()))
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	if _, _, err := l.source.ProducerID(ctx); err != nil {
-		l.t.Errorf("the source: %v", err)
+	for {
+		_, _, err := l.source.ProducerID(ctx)
+		if err == nil {
+			return
+		}
+		select {
+		case <-time.After(200 * time.Millisecond): // the client gives up sooner than a broker comes back
+		case <-ctx.Done():
+			l.t.Errorf("the source: %v", err)
+			return
+		}
 	}
 }
 

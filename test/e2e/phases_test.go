@@ -164,11 +164,8 @@ func TestShardKilledInEveryXAState(t *testing.T) {
 // xaStates are the states of the world's branches on shard 0.
 func (w *world) xaStates() string {
 	w.t.Helper()
-	var found []string
-	for _, state := range column(w.t, w.shards[0], `SELECT t.xa_state FROM performance_schema.events_transactions_current t
-		JOIN performance_schema.threads USING (thread_id) WHERE t.state = 'ACTIVE' AND t.xa_state IN ('ACTIVE', 'IDLE') AND processlist_db = DATABASE()`) {
-		found = append(found, state)
-	}
+	found := column(w.t, w.shards[0], `SELECT t.xa_state FROM performance_schema.events_transactions_current t
+		JOIN performance_schema.threads USING (thread_id) WHERE t.state = 'ACTIVE' AND t.xa_state IN ('ACTIVE', 'IDLE') AND processlist_db = DATABASE()`)
 	if w.prepared()[0] > 0 {
 		found = append(found, "PREPARED")
 	}

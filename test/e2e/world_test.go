@@ -295,7 +295,7 @@ func (w *world) produce(records ...*kgo.Record) {
 
 // tryProduce is produce for a goroutine.
 func (w *world) tryProduce(records ...*kgo.Record) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // a busy machine's broker takes its time to come back
 	defer cancel()
 	if err := w.producer.ProduceSync(ctx, records...).FirstErr(); err != nil {
 		return fmt.Errorf("produce: %w", err)

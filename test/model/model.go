@@ -72,7 +72,7 @@ const (
 	steps
 )
 
-var stepText = [steps]string{
+var stepText = [steps]string{ //nolint:gosec // words, no password
 	stepFence:         "S1 fences: InitProducerID (Session.fenceAndRead)",
 	stepRead:          "S2 reads D (Session.read)",
 	stepWriteTakeover: "S3 writes its takeover, C4 and C5 (Session.write)",

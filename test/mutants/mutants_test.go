@@ -72,7 +72,7 @@ func TestMutants(t *testing.T) {
 				results[i] = m.kill(t)
 			}
 			if everything {
-				fmt.Printf("%-9s %s (%s)\n", results[i].verdict, m.name, results[i].took.Round(100*time.Millisecond))
+				fmt.Fprintf(os.Stdout, "%-9s %s (%s)\n", results[i].verdict, m.name, results[i].took.Round(100*time.Millisecond))
 			}
 		})
 	}
@@ -122,7 +122,7 @@ func baseline(t *testing.T, mutants []*mutant) func(*mutant) string {
 			t.Fatalf("%s: %v", pkg, err)
 		}
 		reports[pkg] = rep
-		fmt.Printf("%s: %d killing tests ran on the code as it is (%s)\n", pkg, len(tests[pkg]), time.Since(begun).Round(time.Second))
+		fmt.Fprintf(os.Stdout, "%s: %d killing tests ran on the code as it is (%s)\n", pkg, len(tests[pkg]), time.Since(begun).Round(time.Second))
 	}
 	return func(m *mutant) string {
 		rep := reports[m.pkg]
