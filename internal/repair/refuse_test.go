@@ -241,6 +241,31 @@ func TestTwoRepairs(t *testing.T) {
 	})
 }
 
+// TestGoneOnSince: another repair was faster, and the lane has booked more since. The
+// slower one changes nothing, and says what has happened: nothing is damaged.
+func TestGoneOnSince(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := sixEpochs(t, 2, nil)
+		l.loses(1, 3)
+		slow := repair.Find(t.Context(), l.repairer(), []checkpoint.Lane{lane})[0].Loss
+		if _, err := l.repair(l.repairer()); err != nil {
+			t.Fatal(err)
+		}
+		l.start()
+		l.topic.append(0, message("more", time.Now(), "a", "1", "USD"), message("and more", time.Now(), "a", "1", "USD"))
+		l.work()
+		had := l.lines()
+		for doing, err := range map[string]error{"compute": slow.Compute(t.Context(), l.repairer()), "book": slow.Book(t.Context(), l.repairer())} {
+			if err == nil || checkpoint.AsRefusal(err) != nil || !strings.Contains(err.Error(), "has gone on to epoch 7 since") {
+				t.Errorf("%s: %v", doing, err)
+			}
+		}
+		if !slices.Equal(l.lines(), had) {
+			t.Error("something has changed")
+		}
+	})
+}
+
 // TestComesBackPrepared: the shard has a prepared branch of the first epoch that it
 // lacks.
 func TestComesBackPrepared(t *testing.T) {
