@@ -95,7 +95,7 @@ func (s *Sink) Beyond(ctx context.Context, shard int, lane checkpoint.Lane, seq,
 		if wrong, err = beyond(ctx, c, lane, seq, next); err != nil {
 			return err
 		}
-		_, err := c.ExecContext(ctx, "COMMIT")
+		_, err := c.ExecContext(ctx, "ROLLBACK") // nothing was written
 		return err
 	})
 	if err != nil {
