@@ -165,7 +165,8 @@ func (e *NetError) Unwrap() error { return e.Err }
 
 // RowsExistError says that the ledger has rows for ids that the dedup state
 // did not know (MySQL's 1062): the last line of defence decided. The branch is
-// rolled back. The next session adds the entries to its dedup state.
+// rolled back. The next session adds the entries to its dedup state as it meets
+// their ids.
 type RowsExistError struct {
 	Shard   string
 	Entries []ExistingRow

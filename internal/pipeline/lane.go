@@ -39,7 +39,7 @@ type lane struct {
 
 // retried is what a lane remembers of an epoch that failed, for the next session.
 type retried struct {
-	rows []checkpoint.ExistingRow // that the ledger had and the dedup state did not
+	rows map[[16]byte]checkpoint.ExistingRow // by key: that the ledger had and the dedup state did not
 	// The epoch with these rows ends where it ended before. Otherwise it would
 	// take in what has arrived since, and with it perhaps other ids of the kind,
 	// again and again.
@@ -51,6 +51,15 @@ type retried struct {
 	// So many records went through in one epoch: no more than that are no reason
 	// to halve at the first time-out.
 	fits int64
+}
+
+func (r *retried) remember(rows []checkpoint.ExistingRow) {
+	if r.rows == nil {
+		r.rows = make(map[[16]byte]checkpoint.ExistingRow, len(rows))
+	}
+	for _, row := range rows {
+		r.rows[row.Key] = row
+	}
 }
 
 func newLane(p *Pipeline, partition int32) *lane {

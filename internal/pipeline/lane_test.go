@@ -513,6 +513,54 @@ func TestStreamOfRowsThatOnlyTheLedgerKnew(t *testing.T) {
 	})
 }
 
+// TestIDThatTheEpochItselfForgets: the state that is restored still knows an id, and the epoch's own events move the
+// horizon over it before it comes again. The ledger is asked once.
+func TestIDThatTheEpochItselfForgets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		<-time.After(48*time.Hour + 30*time.Minute) // half past, away from the year 2000, before which no event is
+		r := newRig(t, nil)                         // with a lateness of one hour
+		for i := range 2 {
+			r.world.Shard(i).Exists = func(b *checkpoint.Branch) []checkpoint.ExistingRow { return r.booked(b, i) }
+		}
+		a := func() string { return message("a", time.Now()) }
+		other := func() string { return message(time.Now().String(), time.Now()) }
+		r.run(func() {
+			r.topic.append(other(), message("a", time.Now().Add(-50*time.Minute))) // of the hour before
+			sleep(40 * time.Minute)
+			r.topic.append(other(), a())
+			sleep(2 * time.Hour) // 13:10, where it began at 10:30
+			want(t, "records", r.counts(), aggregate.Counts{In: 4, Applied: 3, Conflicts: 1})
+			want(t, "nets", len(r.nets.all()), 1)
+			r.topic.append(other(), a()) // the state has forgotten it once more, the session has not
+			sleep(5 * time.Second)
+		})
+		r.run(func() { // the next one has what the state remembers
+			sleep(55 * time.Minute)
+			r.topic.append(other(), a())
+			sleep(5 * time.Second)
+		})
+		want(t, "records", r.counts(), aggregate.Counts{In: 8, Applied: 5, Conflicts: 3})
+		want(t, "nets", len(r.nets.all()), 1)
+		want(t, "sessions", r.world.Decisions[len(r.world.Decisions)-1].Incarnation, 3)
+	})
+}
+
+// booked is the ledger's unique key: ids of the branch that the shard has booked.
+func (r *rig) booked(b *checkpoint.Branch, shard int) (rows []checkpoint.ExistingRow) {
+	times := map[[16]byte]int64{} // of the branch's ids
+	for _, l := range b.Contents.(*aggregate.Epoch).Parts[shard].Ledger.All() {
+		times[l.Key] = l.Time
+	}
+	for _, c := range r.world.Shard(shard).Applied {
+		for _, l := range c.(*aggregate.Epoch).Parts[shard].Ledger.All() {
+			if at, ok := times[l.Key]; ok {
+				rows = append(rows, checkpoint.ExistingRow{Key: l.Key, Content: l.Content, Offset: l.Offset, Time: max(l.Time, at)})
+			}
+		}
+	}
+	return rows
+}
+
 // slowShard takes a second for each record of a branch.
 type slowShard struct{ checkpoint.Shard }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"billing/internal/checkpoint"
+	"billing/internal/dedup"
 	"billing/internal/event"
 )
 
@@ -67,7 +68,11 @@ func (w *work) take(r *event.Record, d *decoded, latest int64) error {
 		return nil
 	}
 
-	if first, known := w.state.Lookup(&e.Key, w.forgottenBefore); known {
+	first, known := w.state.Lookup(&e.Key, w.forgottenBefore)
+	if !known && len(w.booked) > 0 {
+		first, known = w.fromLedger(e)
+	}
+	if known {
 		switch {
 		case first.Offset >= r.Offset:
 			// Neither applied nor duplicate: the state is ahead of the stream.
@@ -87,6 +92,19 @@ func (w *work) take(r *event.Record, d *decoded, latest int64) error {
 		w.moveHorizon()
 	}
 	return nil
+}
+
+// fromLedger is the ledger's word on an id that the dedup state does not know, and has
+// the state remember it. It is asked for each such record, not once: the state may know
+// the id when the session begins, and forget it by the epoch's own events before the id
+// comes again. Applied then, it would fail the same epoch for ever.
+func (w *work) fromLedger(e *event.Event) (first dedup.Entry, known bool) {
+	row, known := w.booked[e.Key]
+	if !known {
+		return dedup.Entry{}, false
+	}
+	w.state.Add(&e.Key, row.Content, row.Offset, max(row.Time, e.Time)) // the row's bucket may be forgotten by now
+	return dedup.Entry{Offset: row.Offset, Content: row.Content}, true
 }
 
 // moveHorizon keeps the rule: an event older than the lane's stream time less

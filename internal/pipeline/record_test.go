@@ -227,6 +227,25 @@ func TestLatenessIsARule(t *testing.T) {
 	}
 }
 
+// TestLedgerRowIsRemembered as long as the later one of its own time and that of the record that met it.
+func TestLedgerRowIsRemembered(t *testing.T) {
+	now := time.Date(2026, 3, 10, 12, 30, 0, 0, time.UTC)
+	for _, apart := range []time.Duration{-3 * time.Hour, 3 * time.Hour} {
+		w := newTestWork(now)
+		r := charge(7, "a", now)
+		w.decode([]event.Record{*r})
+		key := w.ahead[0].event.Key
+		w.booked = map[[16]byte]checkpoint.ExistingRow{key: {Key: key, Offset: 3, Time: now.Add(apart).UnixMicro()}}
+		if got, _ := outcomeOf(t, w, r, now); got != "conflict" {
+			t.Errorf("a row %v apart: %s", apart, got)
+		}
+		later := max(now.UnixMicro(), now.Add(apart).UnixMicro())
+		if first, known := w.state.Lookup(&key, later); !known || first.Offset != 3 {
+			t.Errorf("a row %v apart, at the later time: %+v, %v", apart, first, known)
+		}
+	}
+}
+
 // TestStateAheadOfStream: an entry at the record's own or a larger offset is a
 // broken invariant, neither applied nor duplicate.
 func TestStateAheadOfStream(t *testing.T) {

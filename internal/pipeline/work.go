@@ -35,7 +35,8 @@ type work struct {
 
 	// What the stream has come to: running epoch included.
 	state           *dedup.State
-	streamTime      int64 // µs since 1970 UTC; 0 before the first
+	booked          map[[16]byte]checkpoint.ExistingRow // by key: ids for which a ledger refused an epoch; asked where state does not know one
+	streamTime      int64                               // µs since 1970 UTC; 0 before the first
 	forgottenBefore int64
 	position        int64 // offset behind the last record taken
 	leaderEpoch     int32
@@ -74,7 +75,7 @@ func newWork(l *lane, s *checkpoint.Session, state *dedup.State) *work {
 	cfg := &l.p.cfg
 	d := s.Decision()
 	w := &work{
-		l: l, cfg: cfg, s: s, state: state, log: l.log.With("incarnation", s.Incarnation()),
+		l: l, cfg: cfg, s: s, state: state, booked: l.retried.rows, log: l.log.With("incarnation", s.Incarnation()),
 		decoder:    event.NewDecoder(cfg.Decoder),
 		streamTime: d.StreamTime, forgottenBefore: d.ForgottenBefore,
 		position: d.Next, leaderEpoch: d.LeaderEpoch,
@@ -89,25 +90,11 @@ func newWork(l *lane, s *checkpoint.Session, state *dedup.State) *work {
 	}
 	w.barrier.Stop()
 	w.moveHorizon()
-	w.adopt(l.retried.rows)
+	if n := len(w.booked); n > 0 {
+		w.log.Warn("ids that the dedup state did not know are known from the ledger", "seq", d.Seq, "ids", n)
+	}
 	w.countIDs() // what was restored counts before the first record does
 	return w
-}
-
-// adopt adds ids that a ledger has and the restored state had not: their records
-// come out as duplicates, or conflicts where the content differs, where before they failed the whole epoch. The time
-// that comes with them is one at which the record that failed was not too old,
-// so that the entry is still alive when that record is met again.
-func (w *work) adopt(rows []checkpoint.ExistingRow) {
-	for i := range rows {
-		r := &rows[i]
-		if _, known := w.state.Lookup(&r.Key, w.forgottenBefore); !known {
-			w.state.Add(&r.Key, r.Content, r.Offset, r.Time)
-		}
-	}
-	if len(rows) > 0 {
-		w.log.Warn("ids that only the ledger knew are added to the dedup state", "seq", w.s.Decision().Seq, "ids", len(rows))
-	}
 }
 
 // run works until the first error, or until the lane leaves. It returns when
@@ -373,7 +360,7 @@ func (w *work) done(r result) error {
 func (w *work) failed(e *checkpoint.Epoch, err error) {
 	found := checkpoint.EveryRowsExist(err)
 	for _, exist := range found {
-		w.l.retried.rows = append(w.l.retried.rows, exist.Entries...)
+		w.l.retried.remember(exist.Entries)
 		if f := w.cfg.Job.Listener.Net; f != nil {
 			f(checkpoint.At{Lane: w.l.id, Incarnation: w.s.Incarnation(), Seq: w.s.Decision().Seq + 1}, "ledger", exist)
 		}
