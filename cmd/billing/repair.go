@@ -31,8 +31,8 @@ replica that lacked something, or with a branch rolled back by hand. Its lanes
 stop with lost-epoch or old-branch. This shows which epochs and offsets of which
 lanes are missing on which shard, reads their messages from Kafka again, and
 says what they add. The dedup state in Kafka says of each message whether it was
-applied, and what comes out must be what the other shards still show: nothing is
-booked that is not exact.
+applied, and what comes out must be what the other shards still show. Where an
+outcome can't be told exactly it says so, and books nothing of that lane.
 
 It changes nothing (--dry-run, which is the default) until it is told to with
 --apply. It may be used beside the instances at work: they leave the lanes alone
@@ -43,7 +43,8 @@ What was kept in billing_rejects is open again: a state that the operator had
 given it since is lost with the shard.
 
 It needs the configuration that the epochs were written with: message,
-aggregate.window, dedup.lateness. If Kafka does not have the messages any more,
+aggregate.window, dedup.lateness, dedup.skew, and where no shard has an epoch
+any more ledger.enabled. If Kafka does not have the messages any more,
 it says so, and what can be done.
 
 Refusals that --accept REASON:WHAT overrides:
@@ -170,7 +171,7 @@ func (r *repairing) open(ctx context.Context, accepts *acceptance, partitions []
 		return err
 	}
 	if err := r.sink.Check(ctx); err != nil {
-		return err
+		return notEmpty(err)
 	}
 	accepts.tellUnused(checkpoint.ReasonServerChanged)
 	job := newJob(r.c, r.sink, r.kafka, input, nil)
@@ -202,6 +203,21 @@ func (r *repairing) open(ctx context.Context, accepts *acceptance, partitions []
 		},
 	}
 	return nil
+}
+
+// notEmpty says of tables that are missing what that means for a repair: it books
+// epochs, and makes no tables.
+func notEmpty(err error) error {
+	var all []error
+	for _, err := range checkpoint.Problems(err) {
+		if r := checkpoint.AsRefusal(err); r != nil && r.Reason == checkpoint.ReasonMigrationsPending {
+			pending := *r
+			pending.Next = "restore the shard from a copy first, however old, billing_meta and billing_schema with it: an empty database can't be repaired. If the copy is in, and older than an upgrade: billing migrate"
+			err = &pending
+		}
+		all = append(all, err)
+	}
+	return errors.Join(all...)
 }
 
 func (r *repairing) close() {

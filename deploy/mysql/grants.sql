@@ -23,7 +23,7 @@ GRANT CREATE, SELECT, INSERT ON billing.billing_epoch TO 'billing'@'%';
 GRANT CREATE, SELECT, INSERT ON billing.billing_epoch_sum TO 'billing'@'%';
 GRANT CREATE, SELECT, INSERT, UPDATE ON billing.billing_total TO 'billing'@'%';
 GRANT CREATE, SELECT, INSERT ON billing.billing_ledger TO 'billing'@'%';
-GRANT CREATE, INSERT ON billing.billing_rejects TO 'billing'@'%';
+GRANT CREATE, SELECT, INSERT ON billing.billing_rejects TO 'billing'@'%';
 REVOKE CREATE ON billing.billing_schema FROM 'billing'@'%';
 REVOKE CREATE ON billing.billing_meta FROM 'billing'@'%';
 REVOKE CREATE ON billing.billing_lane FROM 'billing'@'%';

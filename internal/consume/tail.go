@@ -205,8 +205,9 @@ func (p *partitionLog) fetchAs(ctx context.Context, isolation int8, offset int64
 		req.ReplicaID = -1
 		req.MaxWaitMillis = int32(wait / time.Millisecond)
 		req.MinBytes = 1
-		// The partition's bound is the answer's. An answer that this one cuts short comes from the broker in the process
-		// (kfake) without its list of aborted transactions: what they wrote would be taken for committed.
+		// One partition is asked for, so its bound is the answer's. An answer that this
+		// one cuts short comes from kfake without its list of aborted transactions:
+		// what they wrote would be taken for committed. Real brokers send the list.
 		req.MaxBytes = math.MaxInt32
 		req.IsolationLevel = isolation
 		req.SessionID, req.SessionEpoch = 0, -1

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"billing/internal/checkpoint"
@@ -80,7 +82,7 @@ func (l *Loss) past(ctx context.Context, cfg *Config, has int64) (map[int64]chec
 		return err == nil && d.Seq <= has
 	}
 	before := int64(-1) // the epoch of the decision before
-	err := cfg.Kafka.PastDecisions(ctx, l.Lane.Partition, enough, func(text string, written time.Time) error {
+	note := func(text string, written time.Time) error {
 		d, err := checkpoint.ParseDecision(text)
 		if err != nil {
 			return fmt.Errorf("a decision of the past: %w", err)
@@ -103,6 +105,12 @@ func (l *Loss) past(ctx context.Context, cfg *Config, has int64) (map[int64]chec
 		}
 		before = d.Seq
 		return nil
+	}
+	err := cfg.whileItMoves(ctx, func(ctx context.Context, w *watch) error {
+		return cfg.Kafka.PastDecisions(ctx, l.Lane.Partition, func(decision string) bool {
+			defer w.hold()()
+			return enough(decision)
+		}, note)
 	})
 	if err != nil {
 		return nil, fmt.Errorf("lane %s: %w", l.Lane, err)
@@ -125,7 +133,8 @@ func (l *Loss) join(cfg *Config, first *Missing, past map[int64]checkpoint.Decis
 			return nil
 		}
 		var errs []error
-		for i, shown := range e.shown {
+		for _, i := range slices.Sorted(maps.Keys(e.shown)) {
+			shown := e.shown[i]
 			errs = append(errs, claim("shard "+cfg.Job.Shards[i].Name(), shown.GTRID, shown.OffsetNext))
 			if e.from = shown.OffsetFrom; unknownFrom == 0 && e.from != at && e.seq != 1 {
 				errs = append(errs, l.refuse(ReasonNotExact, "billing verify says what is wrong", "epoch %d begins at offset %d on shard %s, the one before ends at %d", e.seq, e.from, cfg.Job.Shards[i].Name(), at))

@@ -74,6 +74,11 @@ func (h *horizon) forgotten(t int64) bool {
 	return t/dedup.BucketWidth < max(h.end, 0)/dedup.BucketWidth
 }
 
+// forgets reports whether any id was forgotten since.
+func (h *horizon) forgets() bool {
+	return max(h.low, 0)/dedup.BucketWidth < max(h.end, 0)/dedup.BucketWidth
+}
+
 // clock is when the records of an epoch had their outcomes; a zero time is not
 // known.
 type clock struct{ from, to time.Time }
@@ -114,6 +119,8 @@ func (r *replay) take(rec *event.Record, written time.Time) error {
 		r.filling.TooOld(rec, h.low)
 	case e.Time < h.high:
 		r.cannotTell(rec) // too old, or not
+	case h.forgotten(e.Time):
+		r.cannotTell(rec) // applied and forgotten since, or not applied
 	case known && first.Offset < rec.Offset && first.Content == e.Content:
 		r.filling.Duplicate() // it was not in the future: the first one was not
 	case known && first.Offset < rec.Offset:
@@ -125,15 +132,18 @@ func (r *replay) take(rec *event.Record, written time.Time) error {
 		default:
 			r.cannotTell(rec)
 		}
-	case h.forgotten(e.Time):
-		r.cannotTell(rec) // applied and forgotten since, or not applied
-	case r.future(e.Time, written) == no:
-		return r.refuse(ReasonNotExact, sameConfiguration,
-			"the message at offset %d was not applied, but by this configuration it would have been", rec.Offset)
 	default:
-		// Its id was not known and it was not applied: its time was ahead. No
-		// other reason is left.
-		r.filling.InFuture(rec, r.cfg.Skew)
+		// Its id is not known, and it was not applied. Either its time was ahead, or
+		// its id was known then: by an event so old that it is forgotten since.
+		switch future := r.future(e.Time, written); {
+		case future != yes && h.forgets():
+			r.cannotTell(rec)
+		case future == no:
+			return r.refuse(ReasonNotExact, sameConfiguration,
+				"the message at offset %d was not applied, but by this configuration it would have been", rec.Offset)
+		default:
+			r.filling.InFuture(rec, r.cfg.Skew)
+		}
 	}
 	return nil
 }

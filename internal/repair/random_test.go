@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,7 +20,7 @@ import (
 // repair has said that it can't be told. Nothing else is ever booked.
 func TestAsItWas(t *testing.T) {
 	booked, refused := 0, map[string]int{}
-	for seed := range uint64(100) {
+	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				reason := asItWas(t, seed)
@@ -33,7 +34,7 @@ func TestAsItWas(t *testing.T) {
 	}
 	t.Logf("booked %d, refused %v", booked, refused)
 	// What is refused is rare where the lateness is days: most streams are booked.
-	if booked < 50 || refused[repair.ReasonNotExact] < 10 || refused[repair.ReasonEpochsUnknown] < 5 {
+	if booked < 25 || refused[repair.ReasonNotExact] < 6 || refused[repair.ReasonEpochsUnknown] < 3 {
 		t.Errorf("booked %d, refused %v: the streams do not show enough", booked, refused)
 	}
 }
@@ -52,7 +53,14 @@ func asItWas(t *testing.T, seed uint64) (reason string) {
 		pace = 5 * time.Minute
 	}
 	lateness := r.cfg.Lateness
-	r.world.Before(func(context.Context, string) { wait(rand.N(200 * time.Millisecond)) })
+	var mu sync.Mutex // shards are called side by side
+	waits := rand.New(rand.NewPCG(seed, 2))
+	r.world.Before(func(context.Context, string) {
+		mu.Lock()
+		d := time.Duration(waits.Int64N(int64(200 * time.Millisecond)))
+		mu.Unlock()
+		wait(d)
+	})
 	r.start()
 	for range 20 + rng.IntN(60) {
 		r.topic.append(rng.Int64N(3)/2*rng.Int64N(20), s.next())

@@ -86,6 +86,10 @@ func TestRefuses(t *testing.T) {
 		{name: "a duplicate compacted away", shards: 2, lose: func(l *loss) { l.loses(0, 3); l.drop(func(i int) bool { return i == 22 }) }, reason: repair.ReasonMessagesDeleted, says: "Kafka has only 4"},
 		{name: "an epoch compacted away", shards: 2, lose: func(l *loss) { l.loses(0, 3); l.drop(func(i int) bool { return i >= 20 && i < 25 }) }, reason: repair.ReasonMessagesDeleted},
 
+		{name: "not of one moment", shards: 2, lose: func(l *loss) { l.loses(0, 3); l.beyond = "billing_total adds up to more" }, reason: repair.ReasonShardHole, says: "billing_total adds up to more"},
+		{name: "a compacted input", shards: 2, lose: func(l *loss) { l.loses(0, 3); l.compacted = true }, reason: booked},
+		{name: "a compacted input, one shard", shards: 1, lose: func(l *loss) { l.loses(0, 3); l.compacted = true }, reason: repair.ReasonNotExact, says: "the topic is compacted, and no shard has epoch 4"},
+
 		{name: "no decisions, one shard", shards: 1, lose: func(l *loss) { l.loses(0, 3); l.oldest = len(l.world.Decisions) - 1 }, reason: repair.ReasonEpochsUnknown, says: "no shard has the epochs 4 to 6"},
 		{name: "no decisions, both shards", shards: 2, lose: func(l *loss) { l.loses(0, 3); l.loses(1, 2); l.oldest = len(l.world.Decisions) - 1 }, reason: repair.ReasonEpochsUnknown, says: "no shard has the epochs 5 to 6"},
 
@@ -100,7 +104,7 @@ func TestRefuses(t *testing.T) {
 			}
 		}, lose: func(l *loss) { l.loses(0, 3) }, reason: repair.ReasonNotExact, says: "changed between these epochs"},
 		{name: "forgotten since", shards: 1, between: func(_ int, cfg *pipeline.Config) { cfg.Lateness = 10 * time.Minute },
-			lose: func(l *loss) { l.loses(0, 6) }, reason: repair.ReasonNotExact, says: "their ids are forgotten since"},
+			lose: func(l *loss) { l.loses(0, 6) }, reason: repair.ReasonNotExact, says: "the ids are forgotten since"},
 		{name: "the ledger switched unseen", shards: 1, between: func(n int, cfg *pipeline.Config) { cfg.Ledger = n != 4 },
 			lose: func(l *loss) { l.cfg.Ledger = false; l.loses(0, 2) }, reason: repair.ReasonNotExact, says: "whether the ledger was on in the epochs 5 to 6"},
 		{name: "the ledger switched unseen, and nobody says how it was", shards: 1, between: func(n int, cfg *pipeline.Config) { cfg.Ledger = n < 3 },
@@ -233,6 +237,31 @@ func TestTwoRepairs(t *testing.T) {
 				t.Error(err)
 			}
 			l.mustBeAgain()
+		}
+	})
+}
+
+// TestGoneOnSince: another repair was faster, and the lane has booked more since. The
+// slower one changes nothing, and says what has happened: nothing is damaged.
+func TestGoneOnSince(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := sixEpochs(t, 2, nil)
+		l.loses(1, 3)
+		slow := repair.Find(t.Context(), l.repairer(), []checkpoint.Lane{lane})[0].Loss
+		if _, err := l.repair(l.repairer()); err != nil {
+			t.Fatal(err)
+		}
+		l.start()
+		l.topic.append(0, message("more", time.Now(), "a", "1", "USD"), message("and more", time.Now(), "a", "1", "USD"))
+		l.work()
+		had := l.lines()
+		for doing, err := range map[string]error{"compute": slow.Compute(t.Context(), l.repairer()), "book": slow.Book(t.Context(), l.repairer())} {
+			if err == nil || checkpoint.AsRefusal(err) != nil || !strings.Contains(err.Error(), "has gone on to epoch 7 since") {
+				t.Errorf("%s: %v", doing, err)
+			}
+		}
+		if !slices.Equal(l.lines(), had) {
+			t.Error("something has changed")
 		}
 	})
 }

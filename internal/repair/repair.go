@@ -11,6 +11,7 @@
 //   - outcome.go: one record's outcome, as it was
 //   - compare.go: what comes out against what other shards show
 //   - book.go: what comes out, into the tables
+//   - watch.go: no wait for Kafka is without a bound
 //
 // It needs no fence. It writes only what a stable reading of D has decided, in
 // order, and only where the shard ends with the epoch before: whoever else writes
@@ -52,6 +53,9 @@ type Kafka interface {
 type MySQL interface {
 	// Epochs calls fn for the epochs in [from, to] that the shard has, in order.
 	Epochs(ctx context.Context, shard int, lane checkpoint.Lane, from, to int64, fn func(*checkpoint.BookedEpoch) error) error
+	// Beyond says what the shard has of the lane that does not fit its last epoch; ""
+	// where all does, or where that is not its last one any more.
+	Beyond(ctx context.Context, shard int, lane checkpoint.Lane, seq, next int64) (string, error)
 	// Rebook writes a decided epoch, if the shard ends with the one before. preparedAt
 	// is zero where it is not known. After an error the epoch may be there.
 	Rebook(ctx context.Context, shard int, b *checkpoint.Branch, ledgerOn bool, preparedAt time.Time) error
@@ -87,7 +91,7 @@ const (
 	// ReasonNotExact: what comes out is not what the other shards show, or an outcome
 	// can't be told any more.
 	ReasonNotExact = "not-exact"
-	// ReasonShardHole: the shard lacks more than its last epochs.
+	// ReasonShardHole: what the shard has of the lane is not of one moment.
 	ReasonShardHole = "shard-hole"
 )
 
@@ -280,6 +284,13 @@ func (l *Loss) missing(ctx context.Context, cfg *Config, number int, shard check
 	if row.Seq > 0 && m.row == nil {
 		return nil, l.hole(m, fmt.Sprintf("its lane row ends with epoch %d, and there is no row of that epoch", row.Seq))
 	}
+	wrong, err := cfg.MySQL.Beyond(ctx, number, l.Lane, row.Seq, row.Next)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it names the shard
+	}
+	if wrong != "" {
+		return nil, l.hole(m, wrong)
+	}
 	return m, nil
 }
 
@@ -322,5 +333,5 @@ func (l *Loss) refuse(reason, next, wrong string, args ...any) *checkpoint.Refus
 
 func (l *Loss) hole(m *Missing, wrong string) *checkpoint.Refusal {
 	return l.refuse(ReasonShardHole, "restore the shard to one consistent moment, then repair it; billing verify names what is wrong there. See the runbook",
-		"shard %s lacks more than its last epochs: %s", m.Shard, wrong)
+		"what shard %s has is not of one moment: %s", m.Shard, wrong)
 }

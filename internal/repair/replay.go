@@ -49,16 +49,19 @@ func (l *Loss) replay(ctx context.Context, cfg *Config, step string, done func(*
 	}
 	r.begin(0)
 	read := int64(0)
-	err = cfg.Kafka.ReadInput(ctx, l.Lane.Partition, first.from, last.next, func(rec *event.Record, written time.Time) error {
-		for rec.Offset >= r.epochs[r.at].next {
-			if err := r.end(); err != nil {
-				return err
+	err = cfg.whileItMoves(ctx, func(kctx context.Context, w *watch) error {
+		return cfg.Kafka.ReadInput(kctx, l.Lane.Partition, first.from, last.next, func(rec *event.Record, written time.Time) error {
+			defer w.hold()() // what is booked meanwhile has bounds of its own
+			for rec.Offset >= r.epochs[r.at].next {
+				if err := r.end(); err != nil {
+					return err
+				}
 			}
-		}
-		if read++; read%1000 == 0 && cfg.Progress != nil {
-			cfg.Progress(l.Lane, step, rec.Offset-first.from, last.next-first.from)
-		}
-		return r.take(rec, written)
+			if read++; read%1000 == 0 && cfg.Progress != nil {
+				cfg.Progress(l.Lane, step, rec.Offset-first.from, last.next-first.from)
+			}
+			return r.take(rec, written)
+		})
 	})
 	for err == nil && r.at < len(r.epochs) {
 		err = r.end()
@@ -71,9 +74,9 @@ func (l *Loss) replay(ctx context.Context, cfg *Config, step string, done func(*
 
 // allThere refuses what Kafka does not have any more.
 func (l *Loss) allThere(ctx context.Context, cfg *Config, from, next int64) error {
-	r, err := cfg.Kafka.Look(ctx, l.Lane.Partition)
+	r, err := l.look(ctx, cfg)
 	if err != nil {
-		return err //nolint:wrapcheck // it names the lane
+		return err
 	}
 	switch {
 	case r.TopicID != l.Decision.TopicID:
@@ -87,13 +90,39 @@ func (l *Loss) allThere(ctx context.Context, cfg *Config, from, next int64) erro
 	if i < 0 {
 		return nil // a shard says how many messages each epoch had
 	}
-	compacted, err := cfg.Kafka.Compacted(ctx)
+	var compacted bool
+	err = cfg.whileItMoves(ctx, func(ctx context.Context, _ *watch) (err error) {
+		compacted, err = cfg.Kafka.Compacted(ctx)
+		return err
+	})
 	if err != nil {
-		return err //nolint:wrapcheck // it names the topic
+		return err
 	}
 	if compacted {
 		return l.refuse(ReasonNotExact, "restore one shard from a later copy: with what it shows the others are repaired; without one, see the runbook",
 			"the topic is compacted, and no shard has epoch %d: nobody knows whether Kafka still has all messages of it", l.epochs[i].seq)
+	}
+	return nil
+}
+
+// look reads the lane, which must be as it was found.
+func (l *Loss) look(ctx context.Context, cfg *Config) (r checkpoint.Read, err error) {
+	err = cfg.whileItMoves(ctx, func(ctx context.Context, _ *watch) (err error) {
+		r, err = cfg.Kafka.Look(ctx, l.Lane.Partition)
+		return err
+	})
+	if err == nil {
+		err = l.still(&r)
+	}
+	return r, err
+}
+
+// still says of a lane that was repaired by somebody else, and has gone on since, that
+// nothing of what was found is true any more. A takeover changes nothing.
+func (l *Loss) still(r *checkpoint.Read) error {
+	d, err := checkpoint.ParseDecision(r.Record)
+	if err == nil && (d.Seq != l.Decision.Seq || d.GTRID != l.Decision.GTRID || d.StateNext != l.Decision.StateNext) {
+		return fmt.Errorf("lane %s has gone on to epoch %d since it was looked at: somebody else has repaired it, perhaps. Next step: run it again", l.Lane, d.Seq)
 	}
 	return nil
 }
@@ -107,16 +136,23 @@ func (l *Loss) restore(ctx context.Context, cfg *Config) (*dedup.State, error) {
 		return l.refuse(checkpoint.ReasonStateDamaged, "restore topic "+cfg.Job.Name+".state from a copy: without it nobody can tell what was applied; see the runbook", wrong, args...)
 	}
 	state := dedup.New()
-	err := cfg.Kafka.ReadState(ctx, l.Lane.Partition, d.OldestLive, func(offset int64, data []byte) error {
-		if _, err := state.Load(data); err != nil {
-			return damaged("the chunk at offset %d of %s.state can't be read: %s", offset, cfg.Job.Name, err)
-		}
-		return nil
+	err := cfg.whileItMoves(ctx, func(ctx context.Context, w *watch) error {
+		return cfg.Kafka.ReadState(ctx, l.Lane.Partition, d.OldestLive, func(offset int64, data []byte) error {
+			defer w.hold()()
+			if _, err := state.Load(data); err != nil {
+				return damaged("the chunk at offset %d of %s.state can't be read: %s", offset, cfg.Job.Name, err)
+			}
+			return nil
+		})
 	})
 	if err != nil {
 		return nil, fmt.Errorf("restore the dedup state: %w", err)
 	}
 	if count, checksum := state.Restored(d.ForgottenBefore); count != d.Count || checksum != d.Checksum {
+		// Not so of a lane that has gone on while its state was read.
+		if _, err := l.look(ctx, cfg); err != nil {
+			return nil, err
+		}
 		return nil, damaged("%s.state from offset %d gives %d entries with checksum %016x, the decision of epoch %d says %d with %016x", cfg.Job.Name, d.OldestLive, count, checksum, d.Seq, d.Count, d.Checksum)
 	}
 	return state, nil
@@ -166,7 +202,7 @@ func (r *replay) whole() error {
 			"%d of the messages that were applied (the first at offset %d) are not in Kafka any more: they were deleted or compacted away", r.gone, r.firstGone)
 	case r.unsureAll > 0:
 		return r.refuse(ReasonNotExact, "see the runbook: look these messages up where they come from, and end this job with a new one",
-			"of %d messages (the first at offsets %v) it can't be told any more whether they were booked: their time is so long ago that their ids are forgotten since, or nobody knows the clock of then", r.unsureAll, r.unsure)
+			"of %d messages (the first at offsets %v) it can't be told any more whether they were booked: their time, or that of an event with the same id, is so long ago that the ids are forgotten since, or nobody knows the clock of then", r.unsureAll, r.unsure)
 	}
 	return nil
 }

@@ -39,7 +39,8 @@ type rig struct {
 	oldest  int  // index of the oldest decision that compaction has left
 	onlyFew bool // PastDecisions goes back as far as it is asked for, and no further
 
-	compacted bool // the input's configuration says so
+	compacted bool   // the input's configuration says so
+	beyond    string // what a shard has that does not fit its last epoch
 }
 
 // shard notes what the fake does not: when a branch was prepared, and whether
@@ -332,6 +333,11 @@ func (r *rig) ReadInput(_ context.Context, _ int32, from, to int64, fn func(*eve
 		}
 	}
 	return nil
+}
+
+// Beyond implements repair.MySQL.
+func (r *rig) Beyond(context.Context, int, checkpoint.Lane, int64, int64) (string, error) {
+	return r.beyond, nil
 }
 
 // Compacted implements repair.Kafka.

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"strconv"
 	"time"
 
@@ -75,6 +76,78 @@ func bookedEpochs(ctx context.Context, c *conn, lane checkpoint.Lane, from, to i
 		return nil, fmt.Errorf("read billing_epoch_sum: %w", err)
 	}
 	return found, nil
+}
+
+// Beyond says what of a lane does not fit a shard that ends with an epoch, at an
+// offset; "" where all does. Tables that were not copied at one moment don't fit
+// each other: rows of later epochs, or totals that are not the sum of the epochs up
+// to that one. It reads all totals, at one moment. Where the lane's row has moved
+// it says nothing.
+func (s *Sink) Beyond(ctx context.Context, shard int, lane checkpoint.Lane, seq, next int64) (wrong string, err error) {
+	sh := s.shards[shard]
+	err = sh.with(ctx, func(ctx context.Context, c *conn) error {
+		if _, err := c.ExecContext(ctx, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"); err != nil {
+			return err
+		}
+		if _, err := c.ExecContext(ctx, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"); err != nil {
+			return err
+		}
+		if wrong, err = beyond(ctx, c, lane, seq, next); err != nil {
+			return err
+		}
+		_, err := c.ExecContext(ctx, "COMMIT")
+		return err
+	})
+	if err != nil {
+		return "", sh.failed(fmt.Errorf("look whether its tables are of one moment: %w", err))
+	}
+	return wrong, nil
+}
+
+func beyond(ctx context.Context, c *conn, lane checkpoint.Lane, seq, next int64) (string, error) {
+	row, _, err := laneRow(ctx, c, lane)
+	if err != nil || row.Seq != seq {
+		return "", err
+	}
+	for table, later := range map[string]string{
+		"billing_ledger": "kafka_offset >= " + strconv.FormatInt(next, 10), "billing_rejects": "kafka_offset >= " + strconv.FormatInt(next, 10),
+		"billing_epoch_sum": "seq > " + strconv.FormatInt(seq, 10),
+	} {
+		var there bool
+		if err := c.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM "+table+laneWhere(lane)+" AND "+later+")").Scan(&there); err != nil {
+			return "", fmt.Errorf("read %s: %w", table, err)
+		}
+		if there {
+			return "it ends with epoch " + strconv.FormatInt(seq, 10) + ", but " + table + " has rows of later ones", nil
+		}
+	}
+	const sums = "SELECT currency, CAST(SUM(charge_amount) AS CHAR), CAST(SUM(credit_amount) AS CHAR), CAST(SUM(entry_count) AS SIGNED) FROM "
+	read := func(table string) (map[string]checkpoint.BookedSum, error) {
+		found := map[string]checkpoint.BookedSum{}
+		err := each(ctx, c, sums+table+laneWhere(lane)+" GROUP BY currency", func(rows *sql.Rows) error {
+			var currency string
+			var sum checkpoint.BookedSum
+			err := rows.Scan(&currency, &sum.Charge, &sum.Credit, &sum.Entries)
+			found[currency] = sum
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("read %s: %w", table, err)
+		}
+		return found, nil
+	}
+	epochs, err := read("billing_epoch_sum")
+	if err != nil {
+		return "", err
+	}
+	totals, err := read("billing_total")
+	if err != nil {
+		return "", err
+	}
+	if !maps.Equal(epochs, totals) {
+		return fmt.Sprintf("its epochs up to %d have booked %v, but billing_total adds up to %v", seq, epochs, totals), nil
+	}
+	return "", nil
 }
 
 func each(ctx context.Context, c *conn, query string, row func(*sql.Rows) error) (err error) {

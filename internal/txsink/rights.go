@@ -48,14 +48,16 @@ var (
 
 	// Who repairs compares with what other shards show: lostRole before, repairRole
 	// while it writes.
-	lostRole   = role{tables: selectOn("billing_schema", "billing_meta", "billing_lane", "billing_epoch", "billing_epoch_sum")}
-	repairRole = role{tables: with(serviceRole.tables, "billing_epoch_sum", "SELECT")}
+	lostRole   = role{tables: selectOn(migrations.Tables...)}
+	repairRole = role{tables: alsoSelect(serviceRole.tables, "billing_epoch_sum", "billing_rejects")}
 )
 
-// with is the rights with one more.
-func with(tables map[string][]string, table, right string) map[string][]string {
+// alsoSelect is the rights, with SELECT on some tables more.
+func alsoSelect(tables map[string][]string, on ...string) map[string][]string {
 	more := maps.Clone(tables)
-	more[table] = append(slices.Clone(more[table]), right)
+	for _, table := range on {
+		more[table] = append(slices.Clone(more[table]), "SELECT")
+	}
 	return more
 }
 

@@ -50,6 +50,15 @@ func (w *world) restore(b *backup) {
 	}
 }
 
+// restoreBut sets the world's shard back, one table to a moment of its own.
+func (w *world) restoreBut(b, other *backup, table string) {
+	w.t.Helper()
+	w.restore(b)
+	database, root := databaseOf(w.t, w.dsns[b.shard]), w.servers[b.shard].Root()
+	mustExec(w.t, root, fmt.Sprintf("DELETE FROM `%s`.%s", database, table))
+	mustExec(w.t, root, fmt.Sprintf("INSERT INTO `%s`.%s SELECT * FROM `%s`.%s", database, table, other.name, table))
+}
+
 // rowsOf are a shard's rows without what only says when they were written, and
 // what follows from that.
 func (w *world) rowsOf(shard int) (all []string) {
@@ -245,10 +254,22 @@ func TestRepair(t *testing.T) {
 			w.mustNotChange(t, 4, []string{"repair", "--apply"}, "127.0.0.1:1")
 			w.configure(was)
 		}},
+		{name: "totals of a later moment", lose: func(w *world) { w.restoreBut(old[0][1], old[1][1], "billing_total") }, also: func(t *testing.T, w *world) {
+			w.mustNotChange(t, 3, []string{"repair"}, "shard-hole", "billing_total adds up to")
+			w.mustNotChange(t, 3, []string{"repair", "--apply"}, "shard-hole", lanes[0], lanes[1])
+			w.restore(old[1][1])
+		}},
+		{name: "other rows of a later moment", lose: func(w *world) { w.restore(old[0][1]) }, also: func(t *testing.T, w *world) {
+			for _, table := range []string{"billing_ledger", "billing_rejects", "billing_epoch_sum"} {
+				w.restoreBut(old[0][1], old[1][1], table)
+				w.mustNotChange(t, 3, []string{"repair", "--apply"}, "shard-hole", table+" has rows of later ones")
+			}
+			w.restore(old[0][1])
+		}},
 		{name: "a hole", lose: func(w *world) { w.restore(old[1][1]) }, also: func(t *testing.T, w *world) {
 			db, seq := databaseOf(t, w.dsns[1]), w.epochsOn(1, 0)
 			w.exec(1, fmt.Sprintf("DELETE FROM billing_epoch WHERE %s AND seq = %d", w.laneIs(0), seq))
-			w.mustNotChange(t, 3, []string{"repair"}, "(shard-hole)", "shard s1 lacks more than its last epochs", "not repaired: 1 lane; 1 lane can be repaired")
+			w.mustNotChange(t, 3, []string{"repair"}, "(shard-hole)", "what shard s1 has is not of one moment", "not repaired: 1 lane; 1 lane can be repaired")
 			mustExec(t, w.servers[1].Root(), fmt.Sprintf("INSERT INTO `%s`.billing_epoch SELECT * FROM `%s`.billing_epoch WHERE %s AND seq = %d", db, old[1][1].name, w.laneIs(0), seq))
 		}},
 		{name: "another server", lose: func(w *world) {

@@ -203,6 +203,7 @@ func TestRightsOfARepair(t *testing.T) {
 	migrate(t, cfg)
 	_, service, _ := usersOf(t, cfg)
 	exec(t, 0, cfg, "REVOKE SELECT ON %s.billing_epoch_sum FROM "+service.name)
+	exec(t, 0, cfg, "REVOKE SELECT ON %s.billing_rejects FROM "+service.name)
 	check := func(change func(*txsink.Config)) error {
 		cfg := service.cfg
 		change(&cfg)
@@ -219,7 +220,7 @@ func TestRightsOfARepair(t *testing.T) {
 		"a dry run": func(c *txsink.Config) { c.Repairs, c.LooksOnly = true, true }, "a repair": func(c *txsink.Config) { c.Repairs = true },
 	} {
 		t.Run(name, func(t *testing.T) {
-			wantRefusal(t, check(change), checkpoint.ReasonShardUnfit, "east", "lacks rights: SELECT on billing_epoch_sum", "SELECT ON `"+database(t, cfg.Shards[0].DSN)+"`.billing_epoch_sum TO "+service.name)
+			wantRefusal(t, check(change), checkpoint.ReasonShardUnfit, "east", "lacks rights: SELECT on billing_epoch_sum, billing_rejects", "SELECT ON `"+database(t, cfg.Shards[0].DSN)+"`.billing_epoch_sum TO "+service.name)
 		})
 	}
 }
