@@ -282,7 +282,7 @@ func TestComesBackPrepared(t *testing.T) {
 			}
 			loss, err := l.repair(l.repairer())
 			if err != nil {
-				t.Fatal(err)
+				t.Fatal(err, l.world.Sound())
 			}
 			if b := loss.Missing[0].Branches; len(b) != 1 || b[0].Decided != decided || b[0].Seq != 4 {
 				t.Errorf("%+v", b)
@@ -301,25 +301,27 @@ func TestClockOfThen(t *testing.T) {
 		5*time.Minute + 10*time.Second: repair.ReasonNotExact, // it depends: looked at at once it was, half a minute later it was not
 		time.Hour:                      "",                    // whenever that was
 	} {
-		synctest.Test(t, func(t *testing.T) {
-			wait(100 * 24 * time.Hour)
-			r := newRig(t, 1)
-			for n := range 2 {
-				r.topic.append(0, message("id", time.Now().Add(time.Duration(n)*ahead), "a", "1", "USD"))
-				wait(30 * time.Second)
-				r.start()
-				r.work()
-				wait(time.Hour)
-			}
-			l := &loss{rig: r, before: [][]string{r.shards[0].lines()}}
-			l.loses(0, 1)
-			_, err := l.repair(l.repairer())
-			if refused := checkpoint.AsRefusal(err); refused == nil && reason != "" || refused != nil && refused.Reason != reason {
-				t.Errorf("%s ahead: %v", ahead, err)
-			}
-			if reason == "" {
-				l.mustBeAgain()
-			}
+		t.Run(ahead.String(), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				wait(100 * 24 * time.Hour)
+				r := newRig(t, 1)
+				for n := range 2 {
+					r.topic.append(0, message("id", time.Now().Add(time.Duration(n)*ahead), "a", "1", "USD"))
+					wait(30 * time.Second)
+					r.start()
+					r.work()
+					wait(time.Hour)
+				}
+				l := &loss{rig: r, before: [][]string{r.shards[0].lines()}}
+				l.loses(0, 1)
+				_, err := l.repair(l.repairer())
+				if refused := checkpoint.AsRefusal(err); refused == nil && reason != "" || refused != nil && refused.Reason != reason {
+					t.Errorf("%s ahead: %v", ahead, err)
+				}
+				if reason == "" {
+					l.mustBeAgain()
+				}
+			})
 		})
 	}
 }
