@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	bigendian "encoding/binary"
 	"encoding/json"
@@ -76,11 +77,13 @@ type inprocess struct {
 	load   *kgo.Client
 	oracle *big.Rat
 	sent   int64
+	kafka  consume.Config
+	limits checkpoint.Limits
+	log    bytes.Buffer // of the lanes; read it when they have stopped
 
 	mu      sync.Mutex
 	counted checkpoint.Counts
 	commits int
-	taken   int // sessions that have taken over
 }
 
 func newInprocess(t *testing.T, brokers int) *inprocess {
@@ -95,25 +98,31 @@ func newInprocess(t *testing.T, brokers int) *inprocess {
 		t.Fatal(err)
 	}
 	t.Cleanup(load.Close)
+	limits := checkpoint.DefaultLimits(3 * time.Second)
+	limits.Fence, limits.Read, limits.End, limits.LookAgain = 3*time.Second, 3*time.Second, 700*time.Millisecond, 2*time.Second
+	limits.Settle, limits.PhaseTwo, limits.Cleanup, limits.Sweep = 5*time.Second, 5*time.Second, time.Second, 50*time.Millisecond
 	return &inprocess{
 		t: t, broker: broker, load: load, oracle: new(big.Rat),
 		world: checkpointtest.NewWorld(checkpoint.Lane{Topic: inprocessTopic}, 2),
+		kafka: consume.Config{
+			Brokers: broker.ListenAddrs(), Job: inprocessJob, Topic: inprocessTopic, SessionTimeout: 6 * time.Second,
+			TransactionTimeout: 3 * time.Second, RequestTimeout: time.Second, ReadTimeout: 3 * time.Second, Logger: slog.New(slog.DiscardHandler),
+		},
+		limits: limits,
 	}
 }
 
 // start runs the service until the returned function is called.
 func (p *inprocess) start(dial func(context.Context, string, string) (net.Conn, error)) (stop func()) {
 	p.t.Helper()
-	quiet := slog.New(slog.DiscardHandler)
-	kafka, err := consume.Open(consume.Config{
-		Brokers: p.broker.ListenAddrs(), Job: inprocessJob, Topic: inprocessTopic, SessionTimeout: 6 * time.Second,
-		TransactionTimeout: 3 * time.Second, RequestTimeout: time.Second, ReadTimeout: 3 * time.Second, Logger: quiet, Dial: dial,
-	})
+	cfg := p.kafka
+	cfg.Dial = dial
+	kafka, err := consume.Open(cfg)
 	if err != nil {
 		p.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	if err := await(ctx, quiet, &view{}, "Kafka", func(ctx context.Context) error {
+	if err := await(ctx, cfg.Logger, &view{}, "Kafka", func(ctx context.Context) error {
 		if _, err := kafka.Check(ctx); err != nil {
 			return err
 		}
@@ -121,17 +130,10 @@ func (p *inprocess) start(dial func(context.Context, string, string) (net.Conn, 
 	}); err != nil {
 		p.t.Fatal(err)
 	}
-	limits := checkpoint.DefaultLimits(3 * time.Second)
-	limits.Fence, limits.Read, limits.End, limits.LookAgain = 3*time.Second, 3*time.Second, 700*time.Millisecond, 2*time.Second
-	limits.Settle, limits.PhaseTwo, limits.Cleanup, limits.Sweep = 5*time.Second, 5*time.Second, time.Second, 50*time.Millisecond
 	job := &checkpoint.Job{
 		Name: inprocessJob, Topic: inprocessTopic, Set: checkpoint.UUID{1}, Fingerprint: "f", Build: "test", FirstStart: true,
-		Kafka: kafka, Shards: p.world.Shards(), Limits: limits,
-		Listener: checkpoint.Listener{TakenOver: func(checkpoint.At, checkpoint.Decision) {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.taken++
-		}, Committed: func(_ checkpoint.Lane, _ checkpoint.Decision, c checkpoint.Counts, _ bool) {
+		Kafka: kafka, Shards: p.world.Shards(), Limits: p.limits,
+		Listener: checkpoint.Listener{Committed: func(_ checkpoint.Lane, _ checkpoint.Decision, c checkpoint.Counts, _ bool) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			p.commits++
@@ -146,7 +148,7 @@ func (p *inprocess) start(dial func(context.Context, string, string) (net.Conn, 
 		Job: job, Interval: 20 * time.Millisecond, MaxInterval: 100 * time.Millisecond, MaxRows: 1 << 20, MaxRecords: 60, MaxBytes: 1 << 20, MemoryBytes: 1 << 30,
 		Lateness: 35 * 24 * time.Hour, Skew: 5 * time.Minute, MaxIDs: 1 << 30, Window: time.Hour, Ledger: true,
 		Decoder:      event.Config{TypePrefix: "com.example.billing.", Currencies: []string{"USD"}},
-		StoppedRetry: 200 * time.Millisecond, IdleMove: time.Minute, Now: time.Now, Logger: quiet,
+		StoppedRetry: 200 * time.Millisecond, IdleMove: time.Minute, Now: time.Now, Logger: slog.New(slog.NewTextHandler(&p.log, nil)),
 	})
 	lanes.Bind(source{kafka})
 	done := make(chan error, 1)

@@ -3,6 +3,7 @@ package checkpoint_test
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -172,6 +173,12 @@ func TestUnequalOnceIsReadAgain(t *testing.T) {
 			}
 			return checkpointtest.None
 		})
+		e := new(events).listen(job)
+		s, _ := mustOpen(t, job)
+		s.Close()
+		if want := checkpoint.Steps[:checkpoint.StepRestore+1]; !slices.Equal(e.steps, want) {
+			t.Errorf("steps of two fences and a reading in vain: %q, want each once", e.steps)
+		}
 		runToEnd(t, w, job, 1, 6)
 	})
 }

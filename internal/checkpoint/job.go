@@ -81,7 +81,8 @@ type Listener struct {
 	InDoubt func(at At, shards []ShardBranches)
 	// Settled: S4 ended, well or not: what it has done on each shard.
 	Settled func(at At, shards []ShardBranches, took time.Duration, err error)
-	// Step: a session has come to the end of a step on its way to its first epoch.
+	// Step: a session has come to the end of a step on its way to its first epoch,
+	// once for each; of the fence and the read, when the read has gone well.
 	// The steps behind the restore are told of lanes for which records were waiting
 	// when the session began.
 	Step func(lane Lane, step Step, took time.Duration)

@@ -196,12 +196,15 @@ func (s *Session) fenceAndRead(ctx context.Context) (Decision, error) {
 			return Decision{}, fmt.Errorf("fence: %w", err)
 		}
 		s.owner = owner
-		s.passed(StepFence)
+		s.spent(StepFence)
 		failpoint.Hit(failpoint.Fenced, 0)
 
 		d, err := s.read(ctx)
-		s.passed(StepRead)
+		s.spent(StepRead)
 		if err == nil {
+			// Once for both tries.
+			s.tell(StepFence)
+			s.tell(StepRead)
 			return d, nil
 		}
 		s.owner = nil

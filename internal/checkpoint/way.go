@@ -7,7 +7,7 @@ type Step int
 
 // The steps, in their order.
 const (
-	StepFence    Step = iota // S1, of two fences the sum
+	StepFence    Step = iota // S1, of two tries the sum
 	StepRead                 // S2, likewise
 	StepTakeover             // S3
 	StepSettle               // S4
@@ -47,17 +47,26 @@ type way struct {
 
 func newWay() *way { return &way{last: time.Now()} }
 
-// passed notes and tells the end of a step.
+// passed notes and tells the end of a step that is done once.
 func (s *Session) passed(step Step) {
 	if s.way == nil {
 		return
 	}
+	s.spent(step)
+	s.tell(step)
+}
+
+// spent notes what a step took, or a part of one that is done twice.
+func (s *Session) spent(step Step) {
 	now := time.Now()
-	took := now.Sub(s.way.last)
-	s.way.Took[step] += took
+	s.way.Took[step] += now.Sub(s.way.last)
 	s.way.last = now
+}
+
+// tell tells what a step took altogether.
+func (s *Session) tell(step Step) {
 	if f := s.job.Listener.Step; f != nil {
-		f(s.lane, step, took)
+		f(s.lane, step, s.way.Took[step])
 	}
 }
 

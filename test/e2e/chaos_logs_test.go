@@ -176,9 +176,9 @@ type kill struct {
 }
 
 var (
-	laneLine = regexp.MustCompile(` msg=("[^"]*"|\S+) .*?lane=\S+/(\d+)`)
-	lanesOf  = regexp.MustCompile(` msg="(lanes assigned|lanes given up|lanes lost)[^"]*" partitions=("[^"]*"|\S+)`)
-	tookTime = regexp.MustCompile(` took=(\S+)`)
+	laneLine   = regexp.MustCompile(` msg=("[^"]*"|\S+) .*?lane=\S+/(\d+)`)
+	lanesOf    = regexp.MustCompile(` msg="(lanes assigned|lanes given up|lanes lost)[^"]*" partitions=("[^"]*"|\S+)`)
+	restoredIn = regexp.MustCompile(` restored_in=(\S+)`)
 )
 
 // story is a line about a lane.
@@ -186,7 +186,7 @@ type story struct {
 	at       time.Time
 	instance *instance
 	what     string // its first words, and "gone" for a lane that was given up
-	took     string
+	restored string // how long S5 took
 	recovery bool
 }
 
@@ -204,8 +204,8 @@ func (m *many) stories() map[int32][]story {
 				}
 			} else if found := laneLine.FindStringSubmatch(line); found != nil {
 				s := story{at: at, instance: i, what: strings.Trim(found[1], `"`), recovery: strings.Contains(line, "recovered=true")}
-				if took := tookTime.FindStringSubmatch(line); took != nil {
-					s.took = took[1]
+				if restored := restoredIn.FindStringSubmatch(line); restored != nil {
+					s.restored = restored[1]
 				}
 				n := int32(number(found[2]))
 				all[n] = append(all[n], s)
@@ -242,8 +242,8 @@ func (m *many) afterKills() (lines []string) {
 // afterKill is that of one lane; "" when the dead instance did not have it.
 func afterKill(lane []story, k kill) string {
 	var owner *instance
-	var assigned, taken, settled, restored time.Time
-	restore := ""
+	var assigned, taken, settled, running time.Time
+	restored := "?"
 	since := func(from, to time.Time) string {
 		if from.IsZero() || to.IsZero() {
 			return "?"
@@ -272,11 +272,11 @@ func afterKill(lane []story, k kill) string {
 			assigned = s.at
 		case "lane taken over":
 			sessions++
-			taken, settled, restored, restore = s.at, time.Time{}, time.Time{}, ""
+			taken, settled, running, restored = s.at, time.Time{}, time.Time{}, "?"
 		case "settled":
 			settled = s.at
-		case "dedup state restored":
-			restored, restore = s.at, s.took
+		case "lane running":
+			running, restored = s.at, s.restored
 		case "epoch committed", "idle lane's offset moved":
 			if s.recovery || taken.IsZero() {
 				continue
@@ -286,18 +286,11 @@ func afterKill(lane []story, k kill) string {
 				group, takeover = "?", since(k.at, taken)
 			}
 			return fmt.Sprintf("first new decision after %s: until it was assigned %s, takeover (S1 to S3) %s, S4 %s, S5 %s, first epoch %s; %d sessions began",
-				since(k.at, s.at), group, takeover, since(taken, settled), restore, since(later(settled, restored), s.at), sessions)
+				since(k.at, s.at), group, takeover, since(taken, settled), restored, since(running, s.at), sessions)
 		}
 	}
 	if owner == nil || owner.process != k.p {
 		return ""
 	}
 	return "no new decision, for there was nothing to decide"
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -191,34 +192,54 @@ func TestChaosFindsWhatIsPlanted(t *testing.T) {
 	}
 }
 
-// TestAfterAKill: what is said of a SIGKILL, by the lines of the next owner.
+// TestAfterAKill: what is said of a SIGKILL, by the lines of the next owner's log.
 func TestAfterAKill(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-	dead, next := &instance{process: &process{}}, &instance{process: &process{}, slot: 1}
-	line := func(i *instance, after time.Duration, what string) story {
-		return story{at: at.Add(after), instance: i, what: what}
+	type said struct {
+		slot  int
+		after time.Duration
+		line  string
 	}
-	restored := line(next, 8400*time.Millisecond, "dedup state restored")
-	restored.took = "150ms"
-	finished := line(next, 8200*time.Millisecond, "epoch committed")
-	finished.recovery = true
-	begin := []story{line(next, -3*time.Second, "lane taken over"), line(next, -2*time.Second, "gone"), line(dead, -time.Second, "lane taken over")}
-	end := []story{
-		line(next, 6*time.Second, "lanes assigned"), line(next, 8*time.Second, "lane taken over"), finished, line(next, 8250*time.Millisecond, "settled"), restored,
-		line(next, 9*time.Second, "epoch committed"),
+	const dead, next = 0, 1
+	const (
+		takenOver = `msg="lane taken over" lane=usage/2 incarnation=7 seq=17 decided="epoch 17 of incarnation 6" next_offset=25280 found_incarnation=6 found_build=v1.2.0`
+		finished  = `msg="epoch committed" lane=usage/2 incarnation=6 seq=17 next_offset=25280 in=3 applied=3 duplicates=0 conflicts=0 rejected=0 recovered=true`
+		settled   = `msg=settled lane=usage/2 incarnation=7 seq=17 branches="s0: committed epoch 17 of incarnation 6" took=158ms`
+		running   = `msg="lane running" lane=usage/2 incarnation=7 seq=17 next_offset=25280 ids=25280 chunks=17 restored_in=150ms`
+		first     = `msg="epoch committed" lane=usage/2 incarnation=7 seq=18 next_offset=25460 in=180 applied=180 duplicates=0 conflicts=0 rejected=0 recovered=false`
+		givenUp   = `msg="lanes given up" partitions=[2]`
+	)
+	begin := []said{{next, -3 * time.Second, takenOver}, {next, -2 * time.Second, givenUp}, {dead, -time.Second, takenOver}}
+	end := []said{
+		{next, 6 * time.Second, `msg="lanes assigned" partitions="[1 2]"`}, {next, 8 * time.Second, takenOver}, {next, 8200 * time.Millisecond, finished},
+		{next, 8250 * time.Millisecond, settled}, {next, 8400 * time.Millisecond, running}, {next, 9 * time.Second, first},
 	}
 	for _, c := range []struct {
 		name  string
-		lines []story
+		lines []said
 		want  string
 	}{
 		{"taken over", append(begin[:3:3], end...), "first new decision after 9s: until it was assigned 6s, takeover (S1 to S3) 2s, S4 250ms, S5 150ms, first epoch 600ms; 1 sessions began"},
 		{"of another instance", append(begin[:1:1], end...), ""},
-		{"given up before", append(begin[:3:3], append([]story{line(dead, -500*time.Millisecond, "gone")}, end...)...), ""},
+		{"given up before", append(begin[:3:3], append([]said{{dead, -500 * time.Millisecond, givenUp}}, end...)...), ""},
 		{"idle", begin, "no new decision, for there was nothing to decide"},
 	} {
-		if got := afterKill(c.lines, kill{at: at, p: dead.process}); got != c.want {
+		m := &many{world: &world{t: t}}
+		for n := range 2 {
+			var log strings.Builder
+			for _, s := range c.lines {
+				if s.slot == n {
+					fmt.Fprintf(&log, "time=%s level=INFO %s\n", at.Add(s.after).Format(time.RFC3339Nano), s.line)
+				}
+			}
+			p := &process{t: t, log: filepath.Join(t.TempDir(), "log")}
+			if err := os.WriteFile(p.log, []byte(log.String()), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			m.slots = append(m.slots, &slot{number: n, all: []*instance{{process: p, slot: n}}})
+		}
+		if got := afterKill(m.stories()[2], kill{at: at, p: m.slots[dead].all[0].process}); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
 		}
 	}

@@ -109,6 +109,9 @@ func (k *corpse) toldRight(partition int32, story []logLine) {
 			wrong(l, "want incarnation %d, epoch %s", ours, want)
 		}
 	}
+	if restored := running["restored_in"]; restored == "" || contains(recovered["steps"], ", restore "+restored+",") != nil {
+		wrong(running, "the lane's last line has the steps %s", recovered["steps"])
+	}
 	if takenOver["found_incarnation"] != fmt.Sprint(incarnation) {
 		wrong(takenOver, "it has found incarnation %d", incarnation)
 	}

@@ -13,42 +13,52 @@ import (
 
 const failuresDoc = "docs/failures.md"
 
-// cases are, by test, the texts in the source of its package: its cases' names are
-// among them.
+// cases are, by test, the texts in the source of its file: its cases' names are among
+// them. A test that hands itself to a suite of the two packages consume, TestX to
+// consumetest.X, has those of the suites, too.
 func cases() map[string]map[string]bool {
-	const suite = "internal/consume/consumetest" // of the two packages consume
-	texts, packagesOf := map[string]map[string]bool{}, map[string][]string{}
+	const suites = "internal/consume/consumetest"
+	of, suite, ofSuites := map[string]map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, s := range sources() {
-		dir := path.Dir(s.path)
-		if !s.test() && dir != suite {
+		inSuites := path.Dir(s.path) == suites
+		if !s.test() && !inSuites {
 			continue
 		}
-		if texts[dir] == nil {
-			texts[dir] = map[string]bool{}
-		}
+		texts := map[string]bool{}
 		ast.Inspect(s.file, func(n ast.Node) bool {
-			switch n := n.(type) {
-			case *ast.BasicLit:
-				if text, err := strconv.Unquote(n.Value); err == nil && n.Kind == token.STRING {
-					texts[dir][text] = true
-				}
-			case *ast.FuncDecl:
-				if strings.HasPrefix(n.Name.Name, "Test") {
-					packagesOf[n.Name.Name] = append(packagesOf[n.Name.Name], dir)
+			if lit, ok := n.(*ast.BasicLit); ok && lit.Kind == token.STRING {
+				if text, err := strconv.Unquote(lit.Value); err == nil {
+					texts[text] = true
 				}
 			}
 			return true
 		})
-	}
-	of := map[string]map[string]bool{}
-	for test, packages := range packagesOf {
-		of[test] = map[string]bool{}
-		for _, dir := range packages {
-			maps.Copy(of[test], texts[dir])
-			if path.Base(dir) == "consume" {
-				maps.Copy(of[test], texts[suite])
-			}
+		if inSuites {
+			maps.Copy(ofSuites, texts)
+			continue
 		}
+		for _, decl := range s.file.Decls {
+			f, ok := decl.(*ast.FuncDecl)
+			if !ok || f.Recv != nil || !strings.HasPrefix(f.Name.Name, "Test") {
+				continue
+			}
+			test := f.Name.Name
+			if of[test] == nil {
+				of[test] = map[string]bool{}
+			}
+			maps.Copy(of[test], texts)
+			ast.Inspect(f.Body, func(n ast.Node) bool {
+				if call, ok := n.(*ast.SelectorExpr); ok && "Test"+call.Sel.Name == test {
+					if pkg, ok := call.X.(*ast.Ident); ok && pkg.Name == path.Base(suites) {
+						suite[test] = true
+					}
+				}
+				return true
+			})
+		}
+	}
+	for test := range suite {
+		maps.Copy(of[test], ofSuites)
 	}
 	return of
 }

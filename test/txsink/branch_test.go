@@ -246,15 +246,13 @@ func TestCancelledBurstIsEndedByTheNextSession(t *testing.T) {
 
 	young := newLane(t, s, cfg, 0)
 	young.seq, young.next, young.digests, young.incarnation = l.seq, l.next, l.digests, 2
-	began := time.Now()
 	if err := s.Shards()[0].EndOlder(t.Context(), l.id); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-result; err == nil {
 		t.Error("the older session's burst has prepared")
-	}
-	if took := time.Since(began); took > cfg.LockWait/2 { // it would end by itself after LockWait
-		t.Errorf("the older session's burst was not ended: it went on for %s", took)
+	} else if strings.Contains(err.Error(), "1205") { // that after LockWait it ended by itself
+		t.Errorf("the older session's burst was not ended: %v", err)
 	}
 	release()
 	if got, err := s.Shards()[0].Prepared(t.Context(), l.prefix()); err != nil || len(got) != 0 {
