@@ -8,6 +8,9 @@ LDFLAGS  = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 TESTFLAGS ?=
 # How long the servers of make test-outages are away.
 OUTAGE    ?= 10m
+# What make chaos is told, and what else make's command line gives: the test refuses what it does not know, and what is empty.
+CHAOS     = DURATION FAULTS MESSAGES SEED RUNS KILLS
+GIVEN     = $(filter-out GO TESTFLAGS,$(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $(v))),$(v))))
 # How many ids each lane of make test-recovery has.
 IDS       ?= 3000
 # How many rows make test-verify-large writes to the ledger.
@@ -68,7 +71,7 @@ test-outages: ## the tests of servers that are away, for OUTAGE (10m) each inste
 chaos: ## faults by a seed over real processes: make chaos DURATION=10m SEED=1, or FAULTS=200 MESSAGES=1000000 RUNS=10; KILLS=no
 	@$(need_go)
 	@mkdir -p bin/chaos && env=$$(scripts/testbed --env) && eval "$$env" && set -x && \
-	BILLING_TEST_CHAOS='$(foreach v,DURATION FAULTS MESSAGES SEED RUNS KILLS,$(if $($(v)),$(v)=$($(v))))' \
+	BILLING_TEST_CHAOS='$(strip $(foreach v,$(sort $(CHAOS) $(GIVEN)),$(if $(filter-out undefined,$(origin $(v))),$(v)=$($(v)))))' \
 	$(GO) test -count=1 -timeout 0 -run '^TestChaos$$' -v -artifacts -outputdir $(CURDIR)/bin/chaos $(TESTFLAGS) ./test/e2e
 
 test-recovery: ## how fast 16 lanes are back behind a SIGKILL: make test-recovery IDS=100000 BESIDE=/path/of/another/billing

@@ -178,7 +178,7 @@ func TestEndTxnAnswerMustMoveTheEpoch(t *testing.T) {
 				return r, nil, true
 			})
 			if err := o.Commit(t.Context()); !errors.Is(err, checkpoint.ErrOutcomeUnknown) {
-				t.Fatal(err)
+				t.Fatalf("a producer that has not moved one epoch on has decided: %v", err)
 			}
 		})
 	}

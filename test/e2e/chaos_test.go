@@ -41,6 +41,7 @@ func chaosSizeOf(text string, asked bool, now time.Time) (s chaosSize, err error
 	s = chaosSize{Seed: uint64(now.UnixNano()), Runs: 1, Kills: asked || now.UnixNano()%2 == 0}
 	for _, word := range strings.Fields(text) {
 		name, value, _ := strings.Cut(word, "=")
+		unknown := false
 		switch name {
 		case "DURATION":
 			s.Duration, err = time.ParseDuration(value)
@@ -57,14 +58,18 @@ func chaosSizeOf(text string, asked bool, now time.Time) (s chaosSize, err error
 				err = fmt.Errorf("want yes or no, got %q", value)
 			}
 		default:
-			err = fmt.Errorf("not known; known are DURATION, FAULTS, MESSAGES, SEED, RUNS, KILLS")
+			unknown, err = true, fmt.Errorf("not known; known are DURATION, FAULTS, MESSAGES, SEED, RUNS, KILLS")
+		}
+		// What is given is meant: by itself a size comes only where nothing is said of it.
+		switch none := map[string]bool{"DURATION": s.Duration <= 0, "FAULTS": s.Faults <= 0, "MESSAGES": s.Messages <= 0, "RUNS": s.Runs <= 0}[name]; {
+		case value == "" && !unknown:
+			err = errors.New("it is given, and empty; next step: a value, or leave it out")
+		case none && err == nil:
+			err = fmt.Errorf("want more than nothing, got %q; next step: leave it out for what it is by itself", value)
 		}
 		if err != nil {
 			return s, fmt.Errorf("%s: %s: %w", chaosVariable, name, err)
 		}
-	}
-	if s.Duration < 0 || s.Faults < 0 || s.Messages < 0 || s.Runs < 1 {
-		return s, fmt.Errorf("%s: %q is less than nothing", chaosVariable, text)
 	}
 	if s.Duration == 0 && s.Faults == 0 {
 		if s.Duration = 45 * time.Second; asked {
@@ -240,9 +245,19 @@ func TestChaosSize(t *testing.T) {
 		{"DURATION=3m SEED=7 KILLS=no", true, "make chaos DURATION=3m0s MESSAGES=72000 KILLS=no SEED=7", 1},
 		{"FAULTS=200 MESSAGES=1000000 RUNS=10", true, "make chaos FAULTS=200 MESSAGES=1000000 KILLS=yes SEED=1234", 10},
 		{"FAULTS=20", true, "make chaos FAULTS=20 MESSAGES=30000 KILLS=yes SEED=1234", 1},
+		{"DURATION=1m SEED=0", true, "make chaos DURATION=1m0s MESSAGES=24000 KILLS=yes SEED=0", 1},
 		{"FAULT=20", true, "BILLING_TEST_CHAOS: FAULT: not known", 0},
+		{"DURATON=1m", true, "BILLING_TEST_CHAOS: DURATON: not known", 0},
+		{"DURATON=", true, "BILLING_TEST_CHAOS: DURATON: not known", 0},
 		{"KILLS=maybe", true, "BILLING_TEST_CHAOS: KILLS: want yes or no", 0},
-		{"RUNS=0", true, "less than nothing", 0},
+		{"KILLS=", true, "BILLING_TEST_CHAOS: KILLS: it is given, and empty", 0},
+		{"SEED= MESSAGES=10", true, "BILLING_TEST_CHAOS: SEED: it is given, and empty", 0},
+		{"DURATION=", true, "BILLING_TEST_CHAOS: DURATION: it is given, and empty", 0},
+		{"RUNS=0", true, "BILLING_TEST_CHAOS: RUNS: want more than nothing", 0},
+		{"MESSAGES=0", true, "BILLING_TEST_CHAOS: MESSAGES: want more than nothing", 0},
+		{"FAULTS=0", true, "BILLING_TEST_CHAOS: FAULTS: want more than nothing", 0},
+		{"DURATION=0", true, "BILLING_TEST_CHAOS: DURATION: want more than nothing", 0},
+		{"DURATION=-1m", true, "BILLING_TEST_CHAOS: DURATION: want more than nothing", 0},
 		{"DURATION=long", true, "BILLING_TEST_CHAOS: DURATION: ", 0},
 	} {
 		s, err := chaosSizeOf(c.text, c.asked, now)

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -23,8 +24,13 @@ func processor(t *testing.T) time.Duration {
 }
 
 // TestProtocolIsSound visits every state of the protocol within each bound: none
-// is bad, and from each of them either owner alone comes to the right end.
+// is bad, and from each of them either owner alone comes to the right end. How many
+// there are is what docs/model.md says: a step more or less in the model shows.
 func TestProtocolIsSound(t *testing.T) {
+	document, err := os.ReadFile("../../docs/model.md")
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		epochs, wire int
 		large        bool
@@ -45,6 +51,9 @@ func TestProtocolIsSound(t *testing.T) {
 		if r.Bad != fine {
 			t.Errorf("epochs %d, on their way %d: %s", c.epochs, c.wire, r)
 		}
+		if row := fmt.Sprintf("\n| %d | %d | %s | %d steps |", c.epochs, c.wire, thousands(r.States), r.Depth); !strings.Contains(string(document), row) {
+			t.Errorf("docs/model.md has no row %q", row)
+		}
 		// A step that is never taken would make a small world of this.
 		broken := []step{stepTakeoverGuess, stepNotListed, stepPhase2Skipped, stepRetry, stepStable, stepRefuse}
 		for st, taken := range r.Taken {
@@ -53,6 +62,14 @@ func TestProtocolIsSound(t *testing.T) {
 			}
 		}
 	}
+}
+
+// thousands puts a comma before every three digits.
+func thousands(n int) string {
+	if n < 1000 {
+		return fmt.Sprint(n)
+	}
+	return fmt.Sprintf("%s,%03d", thousands(n/1000), n%1000)
 }
 
 // TestStatesArePackedWhole: packed and unpacked, a state is the same, and so are

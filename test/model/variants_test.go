@@ -83,3 +83,28 @@ func TestGuards(t *testing.T) {
 		}
 	}
 }
+
+// TestRules breaks each rule that does no harm yet by the guard that keeps it: the
+// break is found, as the first thing that is wrong.
+func TestRules(t *testing.T) {
+	broken := map[bad]bool{}
+	for _, v := range []variant{
+		{"no S3", Broken{NoTakeover: true}, 1, ruleEarlyPrepare, 5, false},
+		{"decision before every shard is prepared", Broken{SomePrepared: true}, 1, ruleNotPrepared, 8, false},
+		{"next epoch before phase 2 is complete, no lock, no compare-and-set", Broken{NextTooEarly: true, NoLock: true, NoCompareAndSet: true}, 2, ruleNotCommitted, 15, false},
+		{"D's branch known by its seq, no lock, no key", Broken{SeqOnly: true, NoLock: true, NoEpochKey: true}, 1, ruleCommit, 23, false},
+		{"the same gtrid again, in the same incarnation", Broken{SameIncarnation: true}, 1, ruleIncarnation, 8, false},
+		{"rollback after an EndTxn without an answer", Broken{UndecidedUnsent: true}, 1, ruleRollBack, 11, false},
+	} {
+		r := (&Model{Epochs: v.epochs, Wire: 1, Broken: v.broken}).Search(everything)
+		if r.Bad != v.bad || len(r.Trace) != v.steps {
+			t.Errorf("%s: want %s after %d steps: %s", v.name, v.bad, v.steps, r)
+		}
+		broken[v.bad] = true
+	}
+	for rule := bad(ruleEarlyPrepare); rule <= everything; rule++ {
+		if !broken[rule] {
+			t.Errorf("no variant breaks the rule %q", rule)
+		}
+	}
+}

@@ -86,6 +86,13 @@ func TestHunksFindTheirLines(t *testing.T) {
 		"a word twice":     head + "Step: C2\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n",
 		"another word":     head + "Why: so\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n",
 		"an end of no use": head + "Ends: well\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\n",
+		"a broken test":    head + "+++ b/internal/dedup/state_test.go\n@@ -1 +1 @@\n-a\n+b\n",
+		"a broken fake":    head + "+++ b/internal/checkpoint/checkpointtest/world.go\n@@ -1 +1 @@\n-a\n+b\n",
+		"and another one":  head + "+++ b/f\n@@ -1 +1 @@\n-a\n+b\n--- a/t\n+++ b/internal/consume/consumetest/group.go\n@@ -1 +1 @@\n-a\n+b\n",
+		"only its test":    strings.Replace(head, "lost", "FAIL: TestA/a_case,_of_some", 1) + "+++ b/f\n@@ -1 +1 @@\n-a\n+b\n",
+		"its test's case":  strings.Replace(head, "lost", "a case, of some", 1) + "+++ b/f\n@@ -1 +1 @@\n-a\n+b\n",
+		"its test alone":   strings.Replace(head, "lost", "TestA", 1) + "+++ b/f\n@@ -1 +1 @@\n-a\n+b\n",
+		"a case of it":     strings.Replace(head, "lost", "--- FAIL: TestA/a_case,_of_some/deep", 1) + "+++ b/f\n@@ -1 +1 @@\n-a\n+b\n",
 		"a stray line":     head + "+++ b/f\n@@ -1 +1 @@\n-a\n+b\nc\n",
 	} {
 		if m, err := parse("m", text); err == nil {

@@ -32,6 +32,9 @@ type hunk struct {
 	old, new []string // lines, context included
 }
 
+// ofTests are the tests and their fakes.
+var ofTests = regexp.MustCompile(`_test\.go$|(^|/)[a-z]*test/`)
+
 // parse reads a patch: head lines, each a word, a colon and a text, then a unified diff.
 func parse(name, text string) (*mutant, error) {
 	m := &mutant{name: name}
@@ -83,6 +86,14 @@ func parse(name, text string) (*mutant, error) {
 	}
 	if len(m.hunks) == 0 {
 		return nil, fmt.Errorf("%s.patch changes nothing", name)
+	}
+	for _, h := range m.hunks {
+		if ofTests.MatchString(h.path) {
+			return nil, fmt.Errorf("%s.patch breaks %s, which is no code of the service: a test that is broken sees nothing", name, h.path)
+		}
+	}
+	if said := strings.TrimSpace(strings.TrimPrefix(strings.TrimPrefix(m.says, "--- "), "FAIL:")); strings.Contains(asEvent(m.test), asEvent(said)) || strings.HasPrefix(asEvent(said), asEvent(m.test)+"/") {
+		return nil, fmt.Errorf("%s.patch: Says is only the test's name, which every failure of it says: %q", name, m.says)
 	}
 	return m, nil
 }
