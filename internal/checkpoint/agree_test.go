@@ -59,6 +59,9 @@ func TestRefusalsBeforeTheTakeover(t *testing.T) {
 		"live state deleted": {func(_ *testing.T, w *world, _ *checkpoint.Job) {
 			w.SetStateStart(1)
 		}, checkpoint.ReasonStateDeleted, checkpoint.StopsLane, "begins at 1"},
+		"the end of the state lost": {func(_ *testing.T, w *world, _ *checkpoint.Job) {
+			w.SetStateEnd(lastDecision(w).StateNext - 1) // one chunk
+		}, checkpoint.ReasonStateDeleted, checkpoint.StopsLane, "has written job.state up to offset"},
 		"decision of a newer build": {func(_ *testing.T, w *world, _ *checkpoint.Job) {
 			w.SetOffset(lastDecision(w).Next, newer(w.Metadata()))
 		}, checkpoint.ReasonDecisionVersion, checkpoint.EndsProcess, "group's offset"},

@@ -3,6 +3,7 @@ package checkpoint_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -96,6 +97,36 @@ func isOver(t *testing.T, w *world, s *checkpoint.Session, state *ids) {
 		t.Errorf("a session that is over called %v", calls)
 	}
 	s.Close()
+}
+
+// netted is a shard on which a net decides in phase 1.
+type netted struct {
+	checkpoint.Shard
+	net string
+}
+
+func (s netted) Prepare(context.Context, *checkpoint.Branch) error {
+	return fmt.Errorf("prepare: %w", errors.Join(&checkpoint.NetError{Net: s.net, Err: errors.New("0 rows")}, checkpoint.ErrRolledBack))
+}
+
+// TestPrepareTellsItsNets: a net that decided in phase 1 is told, of each shard.
+func TestPrepareTellsItsNets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, job := started(t, 2, 1)
+		e := new(events).listen(job)
+		s, state := mustOpen(t, job)
+		for i, net := range []string{"compare-and-set", "epoch-key"} {
+			job.Shards[i] = netted{job.Shards[i], net}
+		}
+		if err := s.Checkpoint(t.Context(), state.feed(2, 4)); err == nil {
+			t.Error("no error")
+		}
+		if !slices.Equal(e.nets, []string{"compare-and-set", "epoch-key"}) {
+			t.Errorf("nets: %v", e.nets)
+		}
+		isOver(t, w, s, state)
+		exact(t, w, 2, 2)
+	})
 }
 
 // TestLedgerRowsExist: the ledger's unique key decided. The entries come through

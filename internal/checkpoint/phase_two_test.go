@@ -3,8 +3,10 @@ package checkpoint_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -167,4 +169,70 @@ func TestPhaseTwoOtherRow(t *testing.T) {
 		err := s.Checkpoint(t.Context(), state.feed(2, 4))
 		refusedWith(t, err, checkpoint.ReasonInvariant, checkpoint.StopsLane, "shard s1")
 	})
+}
+
+// elsewhere is a shard behind whose address another server answers, to the calls
+// that it was told of.
+type elsewhere struct {
+	checkpoint.Shard
+	mu    sync.Mutex
+	calls []string
+}
+
+func (s *elsewhere) answers(calls ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls = calls
+}
+
+func (s *elsewhere) refusal(call string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Contains(s.calls, call) {
+		return nil
+	}
+	return fmt.Errorf("connect: %w", &checkpoint.Refusal{Scope: checkpoint.EndsProcess, Reason: checkpoint.ReasonServerChanged, What: s.Name()})
+}
+
+func (s *elsewhere) Prepared(ctx context.Context, prefix string) ([]checkpoint.GTRID, error) {
+	if err := s.refusal("Prepared"); err != nil {
+		return nil, err
+	}
+	return s.Shard.Prepared(ctx, prefix)
+}
+
+func (s *elsewhere) Commit(ctx context.Context, g checkpoint.GTRID) error {
+	if err := s.refusal("Commit"); err != nil {
+		return errors.Join(err, checkpoint.ErrNotSent)
+	}
+	return s.Shard.Commit(ctx, g)
+}
+
+func (s *elsewhere) EpochRow(ctx context.Context, l checkpoint.Lane, seq int64) (checkpoint.EpochRow, bool, error) {
+	if err := s.refusal("EpochRow"); err != nil {
+		return checkpoint.EpochRow{}, false, err
+	}
+	return s.Shard.EpochRow(ctx, l, seq)
+}
+
+// TestPhaseTwoRefusesOtherServer: behind a shard's address another server answers
+// in phase 2. The session ends with that at once; the epoch is the next one's.
+func TestPhaseTwoRefusesOtherServer(t *testing.T) {
+	for _, calls := range [][]string{{"Commit", "EpochRow"}, {"Commit"}, {"EpochRow"}} {
+		synctest.Test(t, func(t *testing.T) {
+			w, job := started(t, 2, 1)
+			changed := &elsewhere{Shard: job.Shards[1]}
+			job.Shards[1] = changed
+			s, state := mustOpen(t, job)
+			changed.answers(calls...)
+			began := time.Now()
+			err := s.Checkpoint(t.Context(), state.feed(2, 4))
+			if r := checkpoint.AsRefusal(err); r == nil || r.Reason != checkpoint.ReasonServerChanged || time.Since(began) > 0 {
+				t.Errorf("%v: after %s: %v", calls, time.Since(began), err)
+			}
+			isOver(t, w, s, state)
+			changed.answers()
+			runToEnd(t, w, job, 2, 8)
+		})
+	}
 }

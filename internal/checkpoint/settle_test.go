@@ -53,23 +53,41 @@ func TestSettleEndsWhatIsLeft(t *testing.T) {
 }
 
 // TestOlderConnectionsEndFirst: a branch that is not prepared yet is in no list. On each shard the connections of older
-// sessions are ended before its branches are listed, and what one has prepared until then is found.
+// sessions are ended before its branches are listed, and what one has prepared until then is found. A shard that could not
+// end them is asked again, and nothing is listed before.
 func TestOlderConnectionsEndFirst(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w, job := started(t, 2, 2)
-		w.Before(func(_ context.Context, call string) {
-			if shard, ok := strings.CutPrefix(call, "IS_USED_LOCK on s"); ok {
-				w.Shard(int(shard[0] - '0')).Put(branch(lastDecision(w), 1, 3)) // in the instant before its connection ends
+	for _, failures := range []int{0, 3} {
+		synctest.Test(t, func(t *testing.T) {
+			w, job := started(t, 2, 2)
+			asked := [2]int{}
+			w.Plan(func(_ int, call string) checkpointtest.Fault {
+				shard, ok := strings.CutPrefix(call, "IS_USED_LOCK on s")
+				if !ok {
+					return checkpointtest.None
+				}
+				if i := shard[0] - '0'; asked[i] < failures {
+					asked[i]++
+					return checkpointtest.Failed
+				}
+				return checkpointtest.None
+			})
+			w.Before(func(_ context.Context, call string) {
+				if shard, ok := strings.CutPrefix(call, "IS_USED_LOCK on s"); ok && count(w.Calls(), call) == failures {
+					w.Shard(int(shard[0] - '0')).Put(branch(lastDecision(w), 1, 3)) // in the instant before its connection ends
+				}
+			})
+			e := new(events).listen(job)
+			s, _ := mustOpen(t, job)
+			s.Close()
+			if want := []string{"s0 c0 r1", "s1 c0 r1"}; !slices.Equal(e.settled, want) {
+				t.Errorf("%d failures: settled %v, want %v", failures, e.settled, want)
 			}
+			if slices.Contains(e.waits, "S4") != (failures > 0) {
+				t.Errorf("%d failures: waits %v", failures, e.waits)
+			}
+			exact(t, w, 2, 4)
 		})
-		e := new(events).listen(job)
-		s, _ := mustOpen(t, job)
-		s.Close()
-		if want := []string{"s0 c0 r1", "s1 c0 r1"}; !slices.Equal(e.settled, want) {
-			t.Errorf("settled %v, want %v", e.settled, want)
-		}
-		exact(t, w, 2, 4)
-	})
+	}
 }
 
 // TestSomeCommitted: a session died between two shards' commits; the rest is
@@ -210,6 +228,47 @@ func TestCommitExecuting(t *testing.T) {
 		s.Close()
 		exact(t, w, 2, 6)
 	})
+}
+
+// hiding is a shard that at times does not list what is prepared, or can't.
+type hiding struct {
+	checkpoint.Shard
+	list func() (hidden bool, err error)
+}
+
+func (h hiding) Prepared(ctx context.Context, prefix string) ([]checkpoint.GTRID, error) {
+	if hidden, err := h.list(); hidden || err != nil {
+		return nil, err
+	}
+	return h.Shard.Prepared(ctx, prefix)
+}
+
+// TestSeenAgainIsLookedForAgain: a branch that was in no place is listed again, or nobody can say, before the time for
+// looking is up. From the next look that does not find it the whole time counts.
+func TestSeenAgainIsLookedForAgain(t *testing.T) {
+	for name, between := range map[string]error{"listed": nil, "no answer": checkpointtest.ErrInjected} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w, job := interrupted(t, 2, 2, "EndTxn", checkpointtest.Lost)
+				third, began := job.Limits.LookAgain*6/10, time.Now()
+				w.Shard(1).Attached = 1 << 20
+				time.AfterFunc(3*third, func() { w.With(func() { w.Shard(1).Attached = 0 }) })
+				job.Shards[1] = hiding{job.Shards[1], func() (bool, error) {
+					switch time.Since(began) / third {
+					case 0, 2:
+						return true, nil
+					case 1:
+						return false, between
+					default:
+						return false, nil
+					}
+				}}
+				s, _ := mustOpen(t, job)
+				s.Close()
+				exact(t, w, 2, 6)
+			})
+		})
+	}
 }
 
 // TestUnknownXIDProvesNothing: the server answers "unknown XID" for branches

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -240,6 +241,59 @@ func TestSweepRefusesOldBranch(t *testing.T) {
 		if did := changes(w.Calls()); len(did) > 0 {
 			t.Errorf("changed: %v", did)
 		}
+	})
+}
+
+// TestSweepRefusesOtherServer: behind a shard's address another server answers
+// while the lane runs. What it lists is not asked for again.
+func TestSweepRefusesOtherServer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, job := started(t, 2, 3)
+		e := new(events).listen(job)
+		changed := &elsewhere{Shard: job.Shards[1]}
+		job.Shards[1] = changed
+		_, _, stop := sweeping(t, job)
+		changed.answers("Prepared")
+		turns(job, 2)
+		changed.answers() // the sweep has ended before
+		turns(job, 1)
+		if r := checkpoint.AsRefusal(stop()); r == nil || r.Reason != checkpoint.ReasonServerChanged {
+			t.Errorf("the sweep ended with %v, waits %v", r, e.waits)
+		}
+	})
+}
+
+// TestSweepOnlyAssigned: a lane that is not this member's is not swept: what is
+// prepared there may be the next owner's to judge.
+func TestSweepOnlyAssigned(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w, job := started(t, 2, 3)
+		var away atomic.Bool
+		s, err := checkpoint.Open(t.Context(), job, lane, func() bool { return !away.Load() }, &ids{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		away.Store(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		swept := make(chan error, 1)
+		go func() { swept <- s.Sweep(ctx) }()
+		w.Shard(1).Put(branch(lastDecision(w), 1, 4))
+		w.Plan(nil)
+		turns(job, 3)
+		if calls := w.Calls(); len(calls) > 0 {
+			t.Errorf("not assigned, called: %v", calls)
+		}
+		away.Store(false) // the heartbeats are fresh again
+		turns(job, 1)
+		if left := w.Shard(1).PreparedNow(); len(left) > 0 {
+			t.Errorf("assigned again, left prepared: %v", left)
+		}
+		cancel()
+		if err := <-swept; err != nil {
+			t.Error(err)
+		}
+		exact(t, w, 2, 6)
 	})
 }
 

@@ -246,6 +246,42 @@ func TestLedgerRowIsRemembered(t *testing.T) {
 	}
 }
 
+// TestOnlyAppliedMovesTheStreamTime: an id that is known brings no time with it,
+// whatever its record says: what is as late as its first record is applied still.
+func TestOnlyAppliedMovesTheStreamTime(t *testing.T) {
+	now := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
+	old := now.Add(-3 * time.Hour)
+	for _, again := range []string{"conflict", "duplicate"} {
+		w := newTestWork(now)
+		w.cfg.Lateness = time.Hour
+		if got, _ := outcomeOf(t, w, charge(0, "first", old), now); got != "applied" {
+			t.Fatalf("the first: %s", got)
+		}
+		a := charge(2, "a", now)
+		if again == "conflict" {
+			if got, _ := outcomeOf(t, w, charge(1, "a", old), now); got != "applied" {
+				t.Fatalf("a: %s", got)
+			}
+		} else { // an id that only the ledger knew
+			var e event.Event
+			if rejection := w.decoder.Decode(a, &e); rejection != nil {
+				t.Fatal(rejection)
+			}
+			w.state.Add(&e.Key, e.Content, 1, e.Time)
+		}
+		was, horizon := w.streamTime, w.forgottenBefore
+		if got, _ := outcomeOf(t, w, a, now); got != again {
+			t.Errorf("a again: %s, want %s", got, again)
+		}
+		if w.streamTime != was || w.forgottenBefore != horizon {
+			t.Errorf("a %s moved the stream time from %s to %s", again, micros(was), micros(w.streamTime))
+		}
+		if got, reason := outcomeOf(t, w, charge(3, "b", old), now); got != "applied" {
+			t.Errorf("b behind a %s: %s %s", again, got, reason)
+		}
+	}
+}
+
 // TestStateAheadOfStream: an entry at the record's own or a larger offset is a
 // broken invariant, neither applied nor duplicate.
 func TestStateAheadOfStream(t *testing.T) {

@@ -82,7 +82,9 @@ type topic struct {
 	pauses    int
 	tail      int64 // where SkipTail ends
 	skips     int
-	unread    error // delivered instead of records
+	lost      error         // what SkipTail answers
+	held      chan struct{} // nil, or SkipTail waits until it is closed, with what it has found
+	unread    error         // delivered instead of records
 }
 
 func (s *topic) Start(_ int32, session uint64, offset int64, _ int32) {
@@ -114,11 +116,45 @@ func (s *topic) Resume(int32) {
 
 func (s *topic) Assigned(int32) bool { return true }
 
-func (s *topic) SkipTail(_ context.Context, _ int32, from int64) (int64, error) {
+func (s *topic) SkipTail(ctx context.Context, _ int32, from int64) (int64, error) {
+	s.mu.Lock()
+	s.skips++
+	next, err, held := max(from, s.tail), s.lost, s.held
+	s.mu.Unlock()
+	if held != nil {
+		select {
+		case <-held:
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		}
+	}
+	if err != nil {
+		return 0, err
+	}
+	return next, nil
+}
+
+// ends has the tail without records end at the offset, and SkipTail fail with err,
+// if any.
+func (s *topic) ends(tail int64, err error) {
+	s.mu.Lock()
+	s.tail, s.lost = tail, err
+	s.mu.Unlock()
+	s.handler.Reach(map[int32]int64{0: tail})
+}
+
+// hold has SkipTail wait until release is called.
+func (s *topic) hold() (release func()) {
+	held := make(chan struct{})
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.skips++
-	return max(from, s.tail), nil
+	s.held = held
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.held = nil
+		close(held)
+	}
 }
 
 // pump delivers what is there, until the lane pauses the partition.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sort"
 	"strings"
 
@@ -168,11 +169,16 @@ func (s *Shard) attached() bool {
 func (s *Shard) apply(b *checkpoint.Branch) {
 	s.lane = &checkpoint.LaneRow{Incarnation: b.Incarnation, Seq: b.Seq, Next: b.OffsetNext}
 	s.epochs[b.Seq] = epoch{
-		row:    checkpoint.EpochRow{GTRID: b.GTRID, Next: b.OffsetNext, Counts: b.Counts, Digest: append(append([]byte(nil), b.PrevDigest...), byte(b.Seq))},
+		row:    checkpoint.EpochRow{GTRID: b.GTRID, Next: b.OffsetNext, Counts: b.Counts, Digest: s.digest(b.PrevDigest, b.Seq)},
 		from:   b.OffsetFrom,
 		branch: b,
 	}
 	s.Applied = append(s.Applied, b.Contents)
+}
+
+// digest is of an epoch's row: each shard has a chain of its own.
+func (s *Shard) digest(before []byte, seq int64) []byte {
+	return append(slices.Clone(before), byte(s.number), byte(seq))
 }
 
 // Rollback implements checkpoint.Shard.

@@ -1,6 +1,7 @@
 package checkpointtest
 
 import (
+	"bytes"
 	"fmt"
 
 	"billing/internal/checkpoint"
@@ -136,8 +137,8 @@ func (s *Shard) chain() (int64, error) {
 		switch {
 		case seq > 1 && e.from != before.row.Next:
 			return 0, fmt.Errorf("%s: epoch %d begins at %d, the last one ended at %d", s.Name(), seq, e.from, before.row.Next)
-		case len(e.row.Digest) != int(seq):
-			return 0, fmt.Errorf("%s: epoch %d: digest is not chained: %v", s.Name(), seq, e.row.Digest)
+		case !bytes.Equal(e.row.Digest, s.digest(before.row.Digest, seq)):
+			return 0, fmt.Errorf("%s: epoch %d: digest %v is not chained to %v", s.Name(), seq, e.row.Digest, before.row.Digest)
 		case len(s.Applied) < int(seq) || s.Applied[seq-1] != e.branch.Contents:
 			return 0, fmt.Errorf("%s: epoch %d: %v is not what was written: %v", s.Name(), seq, e.branch.Contents, s.Applied)
 		}

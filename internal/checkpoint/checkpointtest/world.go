@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
@@ -279,6 +280,13 @@ func (w *World) SetStateStart(before int64) {
 	for len(w.chunks) > 0 && w.chunks[0].offset < before {
 		w.chunks = w.chunks[1:]
 	}
+}
+
+// SetStateEnd cuts the state topic off at the offset, as an unclean election
+// would.
+func (w *World) SetStateEnd(end int64) {
+	w.byHand, w.stateEnd = true, end
+	w.chunks = slices.DeleteFunc(w.chunks, func(c chunk) bool { return c.offset >= end })
 }
 
 // StateEnd is the high watermark of the state topic.
