@@ -30,12 +30,30 @@ func (m *many) check(kills bool) (all []finding) {
 	m.checkTotals(add)
 	m.checkLanes(add)
 	m.checkLeft(add)
-	if v, err := m.verify(m.t.Context()); err != nil || v.code != 0 || len(v.InDoubt) > 0 || !v.DecisionsCompared {
-		add("billing verify: %s (%v)", v, err)
+	for _, wrong := range wrongInVerify(m.verify(m.t.Context())) {
+		add("billing verify: %s", wrong)
 	}
 	m.checkCounters(kills, add)
 	for _, i := range m.instances() {
 		all = append(all, m.checkLog(i)...)
+	}
+	return all
+}
+
+// wrongInVerify is what an answer of billing verify has that it must not have when all
+// is over.
+func wrongInVerify(v *verified, err error) (all []string) {
+	switch {
+	case err != nil:
+		return []string{fmt.Sprintf("%v: %s", err, v)}
+	case v.code != 0:
+		all = append(all, v.String())
+	}
+	if len(v.InDoubt) > 0 {
+		all = append(all, fmt.Sprintf("branches in doubt: %+v", v.InDoubt))
+	}
+	if !v.DecisionsCompared {
+		all = append(all, fmt.Sprintf("it has not compared the decisions: %s", v))
 	}
 	return all
 }
@@ -73,9 +91,7 @@ func (m *many) checkLanes(add func(string, ...any)) {
 	for p := range m.partitions {
 		d := m.decided(p)
 		for i := range m.shards {
-			at := fmt.Sprintf("shard %d, %s/%d", i, m.topic, p)
-			var last epochSeen
-			counts := map[string]int64{}
+			var epochs []epochSeen
 			rows, err := m.shards[i].Query(`SELECT kafka_partition, seq, offset_from, offset_next, gtrid, incarnation, records_in, applied, duplicates, conflicts, rejected
 				FROM billing_epoch WHERE kafka_topic = ? AND kafka_partition = ? ORDER BY seq`, m.topic, p)
 			m.must(err)
@@ -83,32 +99,53 @@ func (m *many) checkLanes(add func(string, ...any)) {
 			for rows.Next() {
 				var e epochSeen
 				m.must(rows.Scan(&e.partition, &e.seq, &e.from, &e.next, &e.gtrid, &e.incarnation, &e.in, &e.applied, &e.duplicates, &e.conflicts, &e.rejected))
-				if e.seq != last.seq+1 || last.seq > 0 && e.from != last.next || e.incarnation < last.incarnation {
-					add("%s: a hole in the chain: epoch %+v follows %+v", at, e, last)
-				}
-				counts["applied"] += e.applied
-				counts["duplicate"] += e.duplicates
-				counts["conflict"] += e.conflicts
-				counts["rejected"] += e.rejected
-				last = e
+				epochs = append(epochs, e)
 			}
 			m.must(rows.Err())
-			for _, outcome := range outcomesOfRecords {
-				if want := m.load.counts[p][outcome]; counts[outcome] != want {
-					add("%s: the epochs have %d records %s, sent were %d", at, counts[outcome], outcome, want)
-				}
-			}
 			var lane epochSeen
 			err = m.shards[i].QueryRow("SELECT seq, incarnation, offset_next FROM billing_lane WHERE kafka_topic = ? AND kafka_partition = ?", m.topic, p).
 				Scan(&lane.seq, &lane.incarnation, &lane.next)
 			if !errors.Is(err, sql.ErrNoRows) { // of a lane without an epoch
 				m.must(err)
 			}
-			if lane.seq != last.seq || lane.incarnation != last.incarnation || lane.next != last.next || d.Seq != last.seq || d.GTRID != last.gtrid || d.Next < last.next || d.Incarnation < last.incarnation {
-				add("%s: the lane's row is %+v, its last epoch %+v, D %+v", at, lane, last, d)
+			for _, wrong := range wrongInLane(epochs, lane, d, m.load.counts[p]) {
+				add("shard %d, %s/%d: %s", i, m.topic, p, wrong)
 			}
 		}
 	}
+}
+
+// wrongInLane is what is wrong with a lane on one shard: its epochs, its row, and D.
+// sent are the records by outcome.
+func wrongInLane(epochs []epochSeen, lane epochSeen, d decision, sent map[string]int64) (all []string) {
+	unless := func(ok bool, format string, args ...any) {
+		if !ok {
+			all = append(all, fmt.Sprintf(format, args...))
+		}
+	}
+	var last epochSeen
+	counts := map[string]int64{}
+	for _, e := range epochs {
+		unless(e.seq == last.seq+1, "a hole in the chain: epoch %+v follows %+v", e, last)
+		unless(last.seq == 0 || e.from == last.next, "a gap in the chain's offsets: epoch %+v follows %+v", e, last)
+		unless(e.incarnation >= last.incarnation, "the chain's incarnation goes back: epoch %+v follows %+v", e, last)
+		counts["applied"] += e.applied
+		counts["duplicate"] += e.duplicates
+		counts["conflict"] += e.conflicts
+		counts["rejected"] += e.rejected
+		last = e
+	}
+	for _, outcome := range outcomesOfRecords {
+		unless(counts[outcome] == sent[outcome], "the epochs have %d records %s, sent were %d", counts[outcome], outcome, sent[outcome])
+	}
+	unless(lane.seq == last.seq, "the lane's row is of seq %d, its last epoch is %+v", lane.seq, last)
+	unless(lane.incarnation == last.incarnation, "the lane's row is of incarnation %d, its last epoch is %+v", lane.incarnation, last)
+	unless(lane.next == last.next, "the lane's row is up to offset %d, its last epoch is %+v", lane.next, last)
+	unless(d.Seq == last.seq, "D's seq is %d, the last epoch is %+v", d.Seq, last)
+	unless(d.GTRID == last.gtrid, "D's gtrid is %q, the last epoch is %+v", d.GTRID, last)
+	unless(d.Next >= last.next, "D's next offset is %d, the last epoch is %+v", d.Next, last)
+	unless(d.Incarnation >= last.incarnation, "D's incarnation is %d, the last epoch is %+v", d.Incarnation, last)
+	return all
 }
 
 var outcomesOfRecords = []string{"applied", "duplicate", "conflict", "rejected"}

@@ -56,6 +56,14 @@ func TestChaosFindsWhatIsPlanted(t *testing.T) {
 		t.Fatal(err)
 	}
 	gtrid := ownerPrefix(m.job, set) + strings.Repeat("0", 44)
+	d := m.decided(0)
+	next := d.GTRID[:len(d.GTRID)-12] + fmt.Sprintf("%012d", d.Seq+1) // as its owner would prepare it
+	leave := func(gtrid string) func() (undo func()) {
+		return func() func() {
+			m.prepare(shard, gtrid, "UPDATE billing_lane SET updated_at = updated_at + INTERVAL 1 SECOND WHERE kafka_partition = 0")
+			return func() { m.rollBack(shard, gtrid) }
+		}
+	}
 	first := func(table, condition string) (partition, offset int64) {
 		t.Helper()
 		m.must(m.shards[shard].QueryRow("SELECT kafka_partition, kafka_offset FROM "+table+" WHERE "+condition+" LIMIT 1").Scan(&partition, &offset))
@@ -64,7 +72,8 @@ func TestChaosFindsWhatIsPlanted(t *testing.T) {
 	at := func(partition, offset int64) (where, place string) {
 		return fmt.Sprintf("kafka_partition = %d AND kafka_offset = %d", partition, offset), fmt.Sprintf("%s/%d, offset %d: ", m.topic, partition, offset)
 	}
-	where, place := at(first("billing_ledger", "TRUE"))
+	bookedIn, bookedAt := first("billing_ledger", "TRUE")
+	where, place := at(bookedIn, bookedAt)
 	whereReject, placeReject := at(first("billing_rejects", "kind = 'rejected'"))
 	lastDuplicate := func() (offset int64) {
 		lane := m.readTopic()[0]
@@ -76,19 +85,24 @@ func TestChaosFindsWhatIsPlanted(t *testing.T) {
 		return offset
 	}()
 	columns := strings.Join(column(t, m.shards[shard], "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'billing_ledger' AND column_name <> 'kafka_offset' AND column_name <> 'kafka_partition'"), ", ")
-	back := func(table string) func() {
-		return func() {
-			m.exec(shard, "DELETE FROM "+table)
-			m.exec(shard, "INSERT INTO "+table+" SELECT * FROM saved_"+table)
-		}
-	}
-	sql := func(table, statement string) func() (undo func()) {
+	on := func(shard int, table, statement string) func() (undo func()) {
 		return func() func() {
 			t.Helper()
 			m.exec(shard, statement)
-			return back(table)
+			return func() {
+				m.exec(shard, "DELETE FROM "+table)
+				m.exec(shard, "INSERT INTO "+table+" SELECT * FROM saved_"+table)
+			}
 		}
 	}
+	sql := func(table, statement string) func() (undo func()) { return on(shard, table, statement) }
+	// The row of an event that shard 1 has booked, for shard 0 to have it, too.
+	var event struct{ source, id, kind, account, currency, amount string }
+	m.must(m.shards[shard].QueryRow("SELECT HEX(source), HEX(event_id), entry_type, HEX(account_id), currency, CAST(amount AS CHAR) FROM billing_ledger WHERE "+where).
+		Scan(&event.source, &event.id, &event.kind, &event.account, &event.currency, &event.amount))
+	others := column(t, m.shards[shard], "SELECT column_name FROM information_schema.columns WHERE table_schema = DATABASE() AND table_name = 'billing_ledger' AND column_name NOT IN ('kafka_offset', 'kafka_partition', 'source', 'event_id', 'entry_type', 'account_id', 'currency', 'amount')")
+	twice := fmt.Sprintf("INSERT INTO billing_ledger (kafka_partition, kafka_offset, source, event_id, entry_type, account_id, currency, amount, %[1]s) SELECT %[2]d, %[3]d, X'%[4]s', X'%[5]s', '%[6]s', X'%[7]s', '%[8]s', %[9]s, %[1]s FROM billing_ledger LIMIT 1",
+		strings.Join(others, ", "), bookedIn, bookedAt, event.source, event.id, event.kind, event.account, event.currency, event.amount)
 	log := func(line string) func() func() {
 		return func() func() {
 			i := m.instances()[0]
@@ -109,6 +123,8 @@ func TestChaosFindsWhatIsPlanted(t *testing.T) {
 			[]string{fmt.Sprintf("%s/0, offset %d: shard 1 has booked", m.topic, lastDuplicate), "the record there is duplicate", "billing verify: exit code 1"}},
 		{"a ledger row beyond the end", true, sql("billing_ledger", fmt.Sprintf("INSERT INTO billing_ledger (kafka_partition, kafka_offset, %s) SELECT 0, 1000000, %s FROM billing_ledger WHERE %s", columns, columns, where)),
 			[]string{fmt.Sprintf("%s/0, offset 1000000: shard 1 has booked", m.topic), "there is no such offset"}},
+		{"an id booked twice, once on each shard", true, on(0, "billing_ledger", twice),
+			[]string{place + "the record is applied", "on all shards it has 2 rows in the ledger and 0 in the rejects", "billing verify: exit code 1"}},
 		{"a ledger row gone", true, sql("billing_ledger", "DELETE FROM billing_ledger WHERE "+where),
 			[]string{place + "the record is applied", "0 rows in the ledger and 0 in the rejects", "billing verify: exit code 1"}},
 		{"an amount changed", true, sql("billing_ledger", "UPDATE billing_ledger SET amount = amount + 0.000000000001 WHERE "+where),
@@ -121,12 +137,18 @@ func TestChaosFindsWhatIsPlanted(t *testing.T) {
 			[]string{"total of {nobody", "nothing was sent"}},
 		{"an epoch gone", true, sql("billing_epoch", "DELETE FROM billing_epoch WHERE kafka_partition = 0 AND seq = 1"),
 			[]string{fmt.Sprintf("shard 1, %s/0: a hole in the chain", m.topic), "records applied, sent were"}},
+		{"an epoch that begins elsewhere", true, sql("billing_epoch", "UPDATE billing_epoch SET offset_from = offset_from + 1 WHERE kafka_partition = 0 AND seq = 2"),
+			[]string{fmt.Sprintf("shard 1, %s/0: a gap in the chain's offsets: epoch {partition:0 seq:2 ", m.topic)}},
+		{"an epoch of an incarnation before", true, sql("billing_epoch", "UPDATE billing_epoch SET incarnation = incarnation - 1 WHERE kafka_partition = 0 AND seq = 2"),
+			[]string{fmt.Sprintf("shard 1, %s/0: the chain's incarnation goes back: epoch {partition:0 seq:2 ", m.topic)}},
+		{"a lane's row of another incarnation", true, sql("billing_lane", "UPDATE billing_lane SET incarnation = incarnation + 1 WHERE kafka_partition = 0"),
+			[]string{fmt.Sprintf("shard 1, %s/0: the lane's row is of incarnation ", m.topic)}},
+		{"a lane's row up to another offset", true, sql("billing_lane", "UPDATE billing_lane SET offset_next = offset_next + 1 WHERE kafka_partition = 0"),
+			[]string{fmt.Sprintf("shard 1, %s/0: the lane's row is up to offset ", m.topic)}},
 		{"a lane's row behind", true, sql("billing_lane", "UPDATE billing_lane SET seq = seq - 1 WHERE kafka_partition = 0"),
-			[]string{fmt.Sprintf("shard 1, %s/0: the lane's row is", m.topic)}},
-		{"a branch left prepared", false, func() func() {
-			m.prepare(shard, gtrid, "UPDATE billing_lane SET updated_at = updated_at + INTERVAL 1 SECOND WHERE kafka_partition = 0")
-			return func() { m.rollBack(shard, gtrid) }
-		}, []string{"shard 1: 1 branches are left prepared", "locks are left: row billing_lane"}},
+			[]string{fmt.Sprintf("shard 1, %s/0: the lane's row is of seq ", m.topic)}},
+		{"a branch left prepared", false, leave(gtrid), []string{"shard 1: 1 branches are left prepared", "locks are left: row billing_lane"}},
+		{"a branch of the next epoch", false, leave(next), []string{"shard 1: 1 branches are left prepared", `billing xa list: ["s1 /0 `, "billing verify: branches in doubt: [{Shard:s1"}},
 		{"a row locked", false, func() func() {
 			tx, err := m.shards[shard].BeginTx(context.Background(), nil)
 			m.must(err)
@@ -167,7 +189,8 @@ func TestChaosFindsWhatIsPlanted(t *testing.T) {
 		undo := c.plant()
 		// Whoever looks while a run goes on sees what is wrong in the tables, too; the
 		// rejects only the last check reads.
-		if err := newWatcher(m.load).look(t.Context(), shard); errors.As(err, new(wrong)) != c.seen {
+		w := newWatcher(m.load)
+		if err := errors.Join(w.look(t.Context(), shard), w.look(t.Context(), 0)); errors.As(err, new(wrong)) != c.seen {
 			t.Errorf("%s: the watcher says %v", c.name, err)
 		}
 		found := m.check(false)
