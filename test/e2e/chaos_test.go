@@ -175,7 +175,7 @@ func (size chaosSize) run(t *testing.T) (line string) {
 	watching, unwatch := context.WithCancel(t.Context())
 	watches.Go(func() { m.watcher.run(watching) })
 	answers := map[int]int{} // answers of billing verify, by exit code
-	watches.Go(func() { m.verifyAlways(watching, func(v *verified) { answers[v.code]++ }) })
+	watches.Go(func() { m.verifyAlways(watching, 5, func(v *verified) { answers[v.code]++ }) })
 	t.Cleanup(func() { stop(); unwatch(); loads.Wait(); watches.Wait() })
 	servers.Eventually(t, goesOnIn, func() error {
 		if m.load.sentAll.Load() == 0 {

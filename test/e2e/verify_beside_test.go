@@ -136,9 +136,9 @@ func TestVerifyWithServersAway(t *testing.T) {
 }
 
 // verifyAlways verifies again and again until ctx ends: a difference is never
-// right. A server may be down, then there is no answer. What takes long, for there is
-// much to read, comes less often.
-func (w *world) verifyAlways(ctx context.Context, done func(*verified)) {
+// right. A server may be down, then there is no answer. It rests for so many times as
+// long as the last one took.
+func (w *world) verifyAlways(ctx context.Context, rest time.Duration, done func(*verified)) {
 	next := time.NewTimer(500 * time.Millisecond)
 	defer next.Stop()
 	for {
@@ -159,7 +159,7 @@ func (w *world) verifyAlways(ctx context.Context, done func(*verified)) {
 			return
 		}
 		done(v)
-		next.Reset(max(500*time.Millisecond, 5*v.took))
+		next.Reset(max(500*time.Millisecond, rest*v.took))
 	}
 }
 
@@ -178,7 +178,7 @@ func TestVerifyBesideTheService(t *testing.T) {
 	answers, doubts, compared := 0, 0, 0
 	loads.Go(func() { l.run(ctx) })
 	watches.Go(func() {
-		w.verifyAlways(watching, func(v *verified) {
+		w.verifyAlways(watching, 0, func(v *verified) {
 			if v.code != 0 {
 				t.Errorf("no server is down: %s", v)
 			}
