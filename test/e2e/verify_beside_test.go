@@ -138,7 +138,7 @@ func TestVerifyWithServersAway(t *testing.T) {
 // verifyAlways verifies again and again until ctx ends: a difference is never
 // right. A server may be down, then there is no answer. It rests for so many times as
 // long as the last one took.
-func (w *world) verifyAlways(ctx context.Context, rest time.Duration, done func(*verified)) {
+func (w *world) verifyAlways(ctx context.Context, rest int, done func(*verified)) {
 	next := time.NewTimer(500 * time.Millisecond)
 	defer next.Stop()
 	for {
@@ -159,7 +159,7 @@ func (w *world) verifyAlways(ctx context.Context, rest time.Duration, done func(
 			return
 		}
 		done(v)
-		next.Reset(max(500*time.Millisecond, rest*v.took))
+		next.Reset(max(500*time.Millisecond, time.Duration(rest)*v.took))
 	}
 }
 
